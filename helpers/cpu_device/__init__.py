@@ -1,0 +1,39 @@
+"""A CuPy-shaped device for machines without a GPU: runs CUDA source on the CPU, counts its traffic, names its bugs.
+
+How it works.  `compiler` hands the .cu file to the system's C++ compiler behind a header that defines the CUDA vocabulary
+(include/cuda_device.h), with `-fsanitize=thread`, which makes the compiler report every memory access.  `worker` sends
+the launch to a process running runtime.cpp, where each CUDA thread is a fiber and a warp's lanes move in step; checks.h
+judges every access and counters.h counts it.  `kernel` turns what went wrong into a Python exception with the line.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as _np
+
+from . import clock as _clock
+from .array import (array, asarray, ascontiguousarray, asnumpy, empty, empty_like, full, full_like, ndarray, numpy_function,
+                    ones, zeros, zeros_like)
+from .errors import CompileException, CUDADriverError, KernelError, NoCompiler
+from .kernel import RawKernel, RawModule, current, settings
+
+__all__ = [
+    "CompileException", "CUDADriverError", "KernelError", "NoCompiler", "RawKernel", "RawModule", "array", "asarray", "ascontiguousarray",
+    "asnumpy", "cuda", "current", "empty", "empty_like", "full", "full_like", "ndarray", "ones", "settings", "zeros", "zeros_like",
+]
+
+cuda = SimpleNamespace(
+    is_available=lambda: False,
+    Device=_clock.Device, Event=_clock.Event, Stream=_clock.Stream, get_elapsed_time=_clock.get_elapsed_time,
+    driver=SimpleNamespace(CUDADriverError=CUDADriverError),
+    compiler=SimpleNamespace(CompileException=CompileException),
+    runtime=SimpleNamespace(getDeviceCount=lambda: 0),
+)
+
+
+def __getattr__(name: str):
+    """Everything else that NumPy has - `cp.exp`, `cp.float32`, `cp.abs` - for device arrays."""
+    if name.startswith("_") or not hasattr(_np, name):
+        raise AttributeError(f"the CPU device has no {name!r}")
+    return numpy_function(name)

@@ -1,0 +1,210 @@
+"""The catalogue of kernels: file, entry point, launch rule, limits and traffic of each step; calls that check input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from .device import cp
+from .snippets import load
+
+MAX_N = 2**30  # a row of 4 GiB; column numbers in the kernels are 32-bit
+MAX_BH = 65_535  # the largest grid.y and grid.z
+MAX_NAIVE_SQ = 8 * 65_535  # attention_scores puts 8 queries into a block, along grid.y
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a kernel is started: blocks, threads a block, bytes of dynamic shared memory."""
+
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    shared_mem: int = 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """One rung of a ladder.
+
+    `launch(M, N)` gives the launch of a softmax step, `launch(BH, Sq, Sk, D)` that of an attention step.  `reads` and
+    `writes` are loads and stores of global memory per element of the row (softmax steps).  `chain(N)` is the longest
+    chain of roundings behind a normalizer: its relative error is at most about `chain(N) / 2**24`.
+    """
+
+    key: str
+    file: str
+    entry: str
+    title: str
+    new: str
+    launch: Callable[..., Launch]
+    limits: str
+    reads: int | None = None
+    writes: int | None = None
+    chain: Callable[[int], int] | None = None
+
+
+# ---------------------------------------------------------------------------------------------- launch rules
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _thread_per_row(M: int, N: int) -> Launch:
+    return Launch((_ceil_div(M, 256),), (256,))
+
+
+def _block_per_row(M: int, N: int) -> Launch:
+    return Launch((M,), (_threads_for(N),))
+
+
+def _threads_for(N: int) -> int:
+    """A power of two: a thread an element from 32 to 256, and 1024 threads above 8,192 elements."""
+    if N <= 256:
+        return max(32, 1 << (N - 1).bit_length())
+    return 256 if N <= 8192 else 1024
+
+
+def lanes_per_query(D: int) -> int:
+    """How many neighbouring threads of the tiled kernels share one query (LANES in the source)."""
+    return 1 if D <= 64 else 2 if D <= 128 else 4
+
+
+def _tiled(BH: int, Sq: int, Sk: int, D: int) -> Launch:
+    return Launch((_ceil_div(Sq, 128 // lanes_per_query(D)), BH), (128,))
+
+
+def _naive_scores(BH: int, Sq: int, Sk: int, D: int) -> Launch:
+    return Launch((_ceil_div(Sk, 32), _ceil_div(Sq, 8), BH), (32, 8))
+
+
+# ------------------------------------------------------------------------------------------------ catalogue
+
+_SOFTMAX_LIMITS = f"float32, contiguous, N up to {MAX_N:,}"
+_TILED_LIMITS = (f"float32, contiguous, B*H up to {MAX_BH:,}, "
+                  "D up to 256, a multiple of 4 (above 64 of 8, above 128 of 16)")
+
+STEPS: dict[str, Step] = {step.key: step for step in (
+    Step("safe_v0", "safe/v0_thread_per_row.cu", "softmax_safe_v0", "Safe V0: one thread a row",
+         "three passes, written as a C loop", _thread_per_row, _SOFTMAX_LIMITS, reads=3, writes=1,
+         chain=lambda N: 8),
+    Step("safe_v1", "safe/v1_block.cu", "softmax_safe_v1", "Safe V1: one block a row",
+         "coalesced reads; trees in shared memory for the maximum and the sum", _block_per_row, _SOFTMAX_LIMITS,
+         reads=3, writes=1, chain=lambda N: _ceil_div(N, _threads_for(N)) + _threads_for(N).bit_length() + 8),
+    Step("online_v0", "online/v0_thread_per_row.cu", "softmax_online_v0", "Online V0: one thread a row",
+         "maximum and normalizer in one pass", _thread_per_row, _SOFTMAX_LIMITS, reads=2, writes=1,
+         chain=lambda N: N + 8),
+    Step("attention_naive", "attention/naive.cu", "attention_scores", "Attention in three kernels",
+         "scores, softmax and weighted sum, with the score matrix in memory", _naive_scores,
+         f"float32, contiguous, B*H up to {MAX_BH:,}, Sq up to {MAX_NAIVE_SQ:,}, D up to 1,024, "
+         "memory for B*H*Sq*Sk floats"),
+    Step("attention_tiled", "attention/tiled.cu", "attention_tiled", "Tiled attention",
+         "one kernel; the state (m, d, O) in registers, tiles of K and V in shared memory", _tiled, _TILED_LIMITS),
+    Step("attention_tiled_normalized", "attention/tiled_normalized.cu", "attention_tiled_normalized",
+         "Tiled attention, normalised after every tile", "the articles' update of O, for comparison",
+         _tiled, _TILED_LIMITS),
+)}
+
+
+def _step(key: str, prefix: tuple[str, ...]) -> Step:
+    known = [name for name in STEPS if name.startswith(prefix)]
+    if key not in known:
+        raise ValueError(f"no step {key!r} here; there are {', '.join(known)}")
+    return STEPS[key]
+
+
+@cache
+def kernel(file: str, entry: str, options: tuple[str, ...] = ()):
+    """The compiled kernel `entry` of a snippet, made once: `kernel(grid, block, args)` launches it."""
+    return cp.RawKernel(load(file), entry, options=("-std=c++17", *options))
+
+
+# ---------------------------------------------------------------------------------------------------- calls
+
+
+def _check_array(name: str, array, ndims: tuple[int, ...], shape: str) -> None:
+    if not isinstance(array, cp.ndarray):
+        raise TypeError(f"{name} must be a cp array, got {type(array).__name__}: cp.asarray({name}) makes one")
+    if array.dtype != np.float32:
+        raise TypeError(f"{name} must be float32, got {array.dtype}: use {name}.astype(cp.float32)")
+    if array.ndim not in ndims:
+        raise ValueError(f"{name} must have shape {shape}, got {tuple(array.shape)}: reshape it")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"{name} is not contiguous, and a kernel gets only a pointer: "
+                         f"use cp.ascontiguousarray({name})")
+
+
+def softmax(x, step: str = "safe_v1"):
+    """Softmax of every row of `x`, a contiguous float32 cp array [M, N], by one step of the ladder; a new array [M, N].
+
+    M = 0 or N = 0 gives an empty result without a launch.  Raises TypeError or ValueError that names the limit.
+    """
+    chosen = _step(step, ("safe", "online"))
+    _check_array("x", x, (2,), "[M, N]")
+    M, N = x.shape
+    if N > MAX_N:
+        raise ValueError(f"N = {N:,} is above {MAX_N:,}, the limit of {step}: "
+                         "split the row and merge the states (notebook 04)")
+    y = cp.empty((M, N), dtype=np.float32)
+    if M and N:
+        launch = chosen.launch(M, N)
+        kernel(chosen.file, chosen.entry)(launch.grid, launch.block, (x, y, np.int32(M), np.int32(N)),
+                                          shared_mem=launch.shared_mem)
+    return y
+
+
+def attention(q, k, v, step: str = "attention_tiled", causal: bool = False, scale: float | None = None):
+    """softmax(scale * q k^T) v by one step of the ladder: (o, lse), like `reference.attention`.
+
+    q is [..., Sq, D], k and v are [..., Sk, D], contiguous float32 cp arrays of three or four dimensions; o has the
+    shape of q, lse that of q without D.  `scale` defaults to 1/sqrt(D).  `causal`: query i sees key j if and only if
+    j <= i + Sk - Sq.  A query that sees no key (all of them when Sk = 0) gets o = 0 and lse = -inf.  Raises TypeError
+    or ValueError that names the limit.
+    """
+    chosen = _step(step, ("attention",))
+    for name, array in (("q", q), ("k", k), ("v", v)):
+        _check_array(name, array, (3, 4), "[B, H, S, D] or [B*H, S, D]")
+    *batch, Sq, D = q.shape
+    Sk, BH = k.shape[-2], int(np.prod(batch))
+    if k.shape != v.shape or (*k.shape[:-2], k.shape[-1]) != (*batch, D):
+        raise ValueError(f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not fit: "
+                         "k and v must have one shape, and share all of q's sizes but the length")
+    _check_attention_limits(step, BH, Sq, D)
+    o = cp.empty(q.shape, dtype=np.float32)
+    lse = cp.empty(q.shape[:-1], dtype=np.float32)
+    if BH == 0 or Sq == 0 or D == 0:
+        return o, lse
+    if Sk == 0:
+        o.fill(0)
+        lse.fill(-np.inf)
+        return o, lse
+    sizes = np.int32(Sq), np.int32(Sk)
+    mask_and_scale = np.int32(causal), np.float32(D ** -0.5 if scale is None else scale)
+    launch, options = chosen.launch(BH, Sq, Sk, D), (f"-DD={D}",)
+    first = kernel(chosen.file, chosen.entry, options)
+    if step == "attention_naive":
+        s = cp.empty((BH, Sq, Sk), dtype=np.float32)
+        first(launch.grid, launch.block, (q, k, s, *sizes, *mask_and_scale))
+        kernel(chosen.file, "attention_softmax", options)((BH * Sq,), (_threads_for(Sk),), (s, lse, np.int32(Sk)))
+        kernel(chosen.file, "attention_output", options)((Sq, BH), (D,), (s, v, o, *sizes))
+    else:
+        first(launch.grid, launch.block, (q, k, v, o, lse, *sizes, *mask_and_scale), shared_mem=launch.shared_mem)
+    return o, lse
+
+
+def _check_attention_limits(step: str, BH: int, Sq: int, D: int) -> None:
+    if BH > MAX_BH:
+        raise ValueError(f"B*H = {BH:,} is above {MAX_BH:,}, the largest grid.y: call attention for parts of the batch")
+    if step == "attention_naive":
+        if D > 1024:
+            raise ValueError(f"D = {D:,} is above 1,024, the most threads of a block: use reference.attention")
+        if Sq > MAX_NAIVE_SQ:
+            raise ValueError(f"Sq = {Sq:,} is above {MAX_NAIVE_SQ:,}, the limit of {step}: use step='attention_tiled'")
+    elif D > 256:
+        raise ValueError(f"D = {D} is above 256, the limit of {step}: use step='attention_naive'")
+    elif D % (4 * lanes_per_query(D)):
+        raise ValueError(f"D = {D} is not a multiple of {4 * lanes_per_query(D)}, as {step} needs it: pad q, k and v "
+                         "with zero columns and pass scale=1/sqrt(the true D), or use step='attention_naive'")
