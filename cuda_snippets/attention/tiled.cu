@@ -1,0 +1,81 @@
+// Tiled attention: one kernel, no score matrix in memory.
+//
+// New:     against naive.cu: a thread keeps the state (m, d, O) of its query in registers and meets the keys one tile at
+//          a time.  The threads of a block share the tile of K and V through shared memory.  O is divided by d once,
+//          after the last tile (deferred normalisation).
+// Memory:  q is read once, o written once; every block of QUERIES queries reads K and V once.  S never leaves the chip.
+// Launch:  grid (ceil(Sq / QUERIES), BH), block QUERIES * LANES threads.
+// Limits:  q [BH, Sq, D], k and v [BH, Sk, D] contiguous; BH up to 65,535; D up to 256, a multiple of 4 * LANES; the
+//          block a multiple of 32 threads.
+#include "common.h"
+
+#ifndef D
+#define D 64                                    // the head dimension: compile with -DD=...
+#endif
+#ifndef KEYS
+#define KEYS (D <= 128 ? 32 : 16)               // keys in a tile
+#endif
+#define LANES (D <= 64 ? 1 : D <= 128 ? 2 : 4)  // neighbouring threads that share a query, so that q and O fit registers
+#ifndef QUERIES
+#define QUERIES (128 / LANES)                   // queries in a block
+#endif
+#define THREADS (QUERIES * LANES)
+#define COLUMNS (D / LANES)                     // columns of q and O that a thread owns
+static_assert(D % (4 * LANES) == 0 && D <= 256 && THREADS % 32 == 0, "see Limits");
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+attention_tiled(const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,
+                float* __restrict__ o, float* __restrict__ lse, int Sq, int Sk, int causal, float scale) {
+    __shared__ __align__(16) float K[KEYS][D], V[KEYS][D];
+    __shared__ float S[KEYS][THREADS];          // column t belongs to thread t alone
+    const int t = threadIdx.x, lane = t % LANES, first = blockIdx.x * QUERIES, i = first + t / LANES;
+    const size_t head = blockIdx.y;
+    q += (head * Sq + i) * D;
+    o += (head * Sq + i) * D;
+    k += head * Sk * D;
+    v += head * Sk * D;
+    auto column = [lane](int c) { return (c / 4 * LANES + lane) * 4 + c % 4; };   // four neighbours, then the next lane
+
+    float Q[COLUMNS], O[COLUMNS], m = NEG_INF, d = 0;           // the state: no key seen yet
+    for (int c = 0; c < COLUMNS; ++c) {
+        Q[c] = i < Sq ? q[column(c)] : 0;       // a thread past the last query works along, so that it meets the barriers
+        O[c] = 0;
+    }
+    const int seen = causal ? i + Sk - Sq + 1 : Sk;             // query i sees the keys 0 .. seen - 1
+    const int last = min(first + QUERIES, Sq) - 1;              // the block's last query sees the most
+    const int keys = causal ? last + Sk - Sq + 1 : Sk;
+
+    for (int start = 0; start < keys; start += KEYS) {
+        const int count = min(KEYS, keys - start);
+        for (int n = t; n < count * D; n += THREADS) {
+            K[n / D][n % D] = k[(size_t)start * D + n];
+            V[n / D][n % D] = v[(size_t)start * D + n];
+        }
+        __syncthreads();
+
+        float m_new = m;
+        for (int j = 0; j < count; ++j) {
+            float dot = 0;
+            for (int c = 0; c < COLUMNS; ++c) dot += Q[c] * K[j][column(c)];
+            for (int other = LANES / 2; other > 0; other /= 2) dot += __shfl_xor_sync(0xffffffff, dot, other);
+            S[j][t] = start + j < seen ? scale * dot : NEG_INF;
+            m_new = nan_max(m_new, S[j][t]);
+        }
+        if (m_new != NEG_INF) {                 // else this query has not seen a key yet, and m - m_new would be NaN
+            const float factor = expf(m - m_new);
+            d *= factor;
+            for (int c = 0; c < COLUMNS; ++c) O[c] *= factor;
+            for (int j = 0; j < count; ++j) {
+                const float p = expf(S[j][t] - m_new);
+                d += p;
+                for (int c = 0; c < COLUMNS; ++c) O[c] += p * V[j][column(c)];
+            }
+            m = m_new;
+        }
+        __syncthreads();                        // all are done with this tile before the next one overwrites it
+    }
+
+    if (i >= Sq) return;
+    for (int c = 0; c < COLUMNS; ++c) o[column(c)] = d == 0 ? 0 : O[c] / d;      // d == 0: the query sees no key
+    if (lane == 0) lse[head * Sq + i] = m + logf(d);
+}

@@ -1,0 +1,1 @@
+"""Exercises of notebook 13."""

@@ -1,0 +1,99 @@
+"""Read what Nsight Compute counts for every kernel of the course, and write it as a record beside the timings.
+
+    python tools/profile_counters.py            # profiles itself with ncu and writes helpers/data/results/…-ncu.json
+
+The CPU device must count the same requests, sectors and instructions; tests/test_counters.py holds the two together.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import subprocess
+import sys
+
+import numpy as np
+
+from helpers.bench import write
+from helpers.device import cp
+from helpers.ladder import STEPS, attention, softmax
+
+SMALL = [(8, 4096), (64, 8192), (37, 1001)]     # compared with the CPU device, one odd size among them
+LARGE = [(2**27 // N, N) for N in (1024, 8192, 65536)]  # several times the L2 cache: what reaches device memory
+ATTENTION = [(2, 64, 64, 64, False), (2, 128, 256, 64, True), (3, 67, 93, 32, True)]  # BH, Sq, Sk, D, causal
+LARGE_ATTENTION = [(16, 4096, 4096, 64, False)]
+METRICS = {
+    "load_requests": "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
+    "load_sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
+    "store_requests": "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum",
+    "store_sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
+    "load_instructions": "smsp__inst_executed_op_global_ld.sum",
+    "store_instructions": "smsp__inst_executed_op_global_st.sum",
+    "shared_load_instructions": "smsp__inst_executed_op_shared_ld.sum",
+    "shared_store_instructions": "smsp__inst_executed_op_shared_st.sum",
+    "shared_load_conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",
+    "shared_store_conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",
+    "shared_load_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
+    "local_load_instructions": "smsp__inst_executed_op_local_ld.sum",
+    "l1_hit_sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_ld_lookup_hit.sum",
+    "l2_read_sectors": "lts__t_sectors_op_read.sum",
+    "l2_write_sectors": "lts__t_sectors_op_write.sum",
+    "dram_read_bytes": "dram__bytes_read.sum",
+    "dram_write_bytes": "dram__bytes_write.sum",
+    "instructions": "smsp__inst_executed.sum",
+    "occupancy_percent": "sm__warps_active.avg.pct_of_peak_sustained_active",
+    "time_ns": "gpu__time_duration.sum",
+}
+
+
+def cases() -> list[tuple[str, tuple]]:
+    """(step, shape) of every launch, in order."""
+    found = []
+    for key, step in STEPS.items():
+        small, large = (SMALL, LARGE) if step.reads is not None else (ATTENTION, LARGE_ATTENTION)
+        found += [(key, shape) for shape in small + large]
+    return found
+
+
+def launch() -> None:
+    """Launch every case once, on random data."""
+    for key, shape in cases():
+        rng = cp.random.default_rng(0)
+        if STEPS[key].reads is not None:
+            softmax(rng.standard_normal(shape, dtype=cp.float32), key)
+        else:
+            BH, Sq, Sk, D, causal = shape
+            q, k, v = (rng.standard_normal((BH, S, D), dtype=cp.float32) for S in (Sq, Sk, Sk))
+            attention(q, k, v, key, causal)
+    cp.cuda.Device().synchronize()
+
+
+def profile() -> list[dict]:
+    """Run `launch` under ncu; one row for each kernel launch, with the case it belongs to."""
+    command = ["ncu", "--csv", "--clock-control", "none", "--print-units", "base", "--kernel-name", "regex:softmax_|attention_",
+               "--metrics", ",".join(METRICS.values()), sys.executable, __file__, "--launch"]
+    out = subprocess.run(command, capture_output=True, text=True)
+    start = out.stdout.find('"ID"')
+    if start < 0:
+        sys.exit(f"ncu gave no table:\n{out.stdout[-2000:]}\n{out.stderr[-2000:]}")
+    launches: dict[int, dict] = {}
+    names = {v: k for k, v in METRICS.items()}
+    for line in csv.DictReader(io.StringIO(out.stdout[start:])):
+        entry = launches.setdefault(int(line["ID"]), {"kernel": re.sub(r"\(.*", "", line["Kernel Name"])})
+        name, value = names[line["Metric Name"]], float(line["Metric Value"].replace(",", ""))
+        entry[name] = round(value, 2) if "percent" in name else int(np.rint(value))
+    rows, remaining = [], list(launches.values())
+    for key, shape in cases():
+        for _ in range(3 if key == "attention_naive" else 1):
+            measured = remaining.pop(0)
+            rows.append({"topic": "ncu", "name": key, "kernel": measured.pop("kernel"), "peer": False, "shape": list(shape),
+                         "dtype": "float32", **measured})
+    return rows
+
+
+if __name__ == "__main__":
+    if "--launch" in sys.argv:
+        launch()
+    else:
+        print(write("ncu", profile()))
