@@ -130,15 +130,12 @@ def attention_steps() -> list[dict]:
 
 
 def peak_bytes(function) -> int:
-    """Device memory that CuPy takes for one call, beyond what is there before."""
-    pool = cp.get_default_memory_pool()
-    pool.free_all_blocks()
-    before = pool.total_bytes()
-    result = function()
+    """Device memory that one call takes, results and scratch together: the size of a fresh pool after it."""
+    pool = cp.cuda.MemoryPool()
+    with cp.cuda.using_allocator(pool.malloc):
+        function()
     cp.cuda.Device().synchronize()
-    taken = pool.total_bytes() - before
-    del result
-    return int(taken)
+    return int(pool.total_bytes())
 
 
 def tiles() -> list[dict]:

@@ -17,7 +17,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -68,7 +67,7 @@ def check_system(system, machine):
     if system == "Windows":
         return Line(False, "system", "Windows: type `wsl --install` and run the course inside that Linux", blocks=True)
     if (system, machine) == ("Darwin", "x86_64"):
-        return Line(False, "system", "an Intel Mac has no build of the pinned torch: run the course on Linux, in a container, say", blocks=True)
+        return Line(False, "system", "the pinned torch has no build for an Intel Mac: use Linux, in a container, say", blocks=True)
     return Line(True, "system", "{} {}".format(system, machine))
 
 
@@ -127,7 +126,7 @@ def check_make(version, system):
 def check_disk(free, need):
     """`free` and `need` in GB."""
     text = "{:.0f} GB free, {} needed".format(free, need)
-    return Line(free >= need, "disk space", text if free >= need else text + ": delete what you can spare and try again", blocks=True)
+    return Line(free >= need, "disk space", text + ("" if free >= need else ": make room and try again"), blocks=True)
 
 
 # --- the GPU ----------------------------------------------------------------------------------------------------------
@@ -174,7 +173,7 @@ def check_driver(cuda):
         return Line(True, "NVIDIA driver", "none: the kernels run on the CPU device")
     text = "supports CUDA {}.{}".format(*cuda)
     if cuda[0] < 12:
-        return Line(False, "NVIDIA driver", text + ": install driver 525 or newer to use the GPU (till then the CPU device runs the kernels)")
+        return Line(False, "NVIDIA driver", text + ": install driver 525 or newer (till then the CPU device runs the kernels)")
     return Line(True, "NVIDIA driver", text)
 
 

@@ -1,0 +1,66 @@
+"""The CPU device counts what Nsight Compute read on an H200: requests, sectors, global and shared instructions.
+
+The record is made by tools/profile_counters.py.  Where the GPU's compiler merged or split accesses, `DIFFERENT` says
+where and why, and the difference is bounded.
+"""
+
+import numpy as np
+import pytest
+
+from helpers import cpu_device, ladder
+from helpers.device import on_gpu
+from helpers.measure import count, record
+
+ROWS = [r for r in record("ncu").rows if np.prod(r["shape"][:2]) < 1e6 and r["dram_read_bytes"] < 1e7]
+UNROLLED = ("nvcc unrolls the strided loop by four; in a row whose end cuts a warp, lanes with four turns and lanes with three "
+            "take different copies of the loop, so their accesses become two requests instead of one")
+MERGED = "nvcc merges the loads of four neighbouring floats of K and V into one 16-byte load: a quarter of the requests, half the wavefronts"
+# kernel, shape (or None for all), counters -> why, and the GPU's count as a multiple of ours
+DIFFERENT = [
+    ("softmax_safe_v1", [37, 1001], ("load_requests", "load_sectors", "store_requests", "store_sectors"), UNROLLED, (1.0, 1.10)),
+    ("attention_tiled", None, ("shared_load_wavefronts",), MERGED, (0.5, 0.51)),
+    ("attention_tiled_normalized", None, ("shared_load_wavefronts",), MERGED, (0.5, 0.52)),
+]
+pytestmark = pytest.mark.skipif(on_gpu, reason="compares the CPU device with a record; one device is enough")
+
+
+def counted_launches(key: str, shape: list) -> dict[str, dict[str, int]]:
+    """Run step `key` on the CPU device and return the counters of each kernel it launches."""
+    found = {}
+
+    def counting(file, entry, options=()):
+        kernel = real(file, entry, options)
+
+        def launch(grid, block, args, *, shared_mem=0):
+            c = count(kernel, grid, block, args, shared_mem=shared_mem)
+            found[entry] = {
+                "load_requests": c.loads.requests, "load_sectors": c.loads.sectors,
+                "store_requests": c.stores.requests, "store_sectors": c.stores.sectors,
+                "shared_load_wavefronts": c.shared_loads.wavefronts,
+                "shared_load_conflicts": c.shared_loads.extra_wavefronts,
+                "shared_store_conflicts": c.shared_stores.extra_wavefronts,
+            }
+        return launch
+
+    real, ladder.kernel = ladder.kernel, counting
+    try:
+        rng = np.random.default_rng(0)
+        if ladder.STEPS[key].reads is not None:
+            ladder.softmax(cpu_device.asarray(rng.standard_normal(shape, dtype=np.float32)), key)
+        else:
+            BH, Sq, Sk, D, causal = shape
+            q, k, v = (cpu_device.asarray(rng.standard_normal((BH, S, D), dtype=np.float32)) for S in (Sq, Sk, Sk))
+            ladder.attention(q, k, v, key, causal)
+    finally:
+        ladder.kernel = real
+    return found
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda r: f"{r['kernel']}-{'x'.join(map(str, r['shape']))}")
+def test_counters_equal_nsight_compute(row):
+    counted = counted_launches(row["name"], row["shape"])[row["kernel"]]
+    for kernel, shape, names, why, (low, high) in DIFFERENT:
+        if kernel == row["kernel"] and shape in (None, row["shape"]):
+            for name in names:
+                assert low <= row[name] / counted.pop(name) <= high, why
+    assert counted == {name: row[name] for name in counted}
