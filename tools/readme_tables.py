@@ -1,0 +1,81 @@
+"""Write the README's result tables from the recorded runs, between their markers.
+
+    python tools/readme_tables.py           # rewrite
+    python tools/readme_tables.py --check   # exit 1 if the README differs from the records (CI does this)
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from helpers.ladder import STEPS
+from helpers.measure import Record, record
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+PEERS = {"copy": "device copy", "torch": "`torch.softmax`", "compile": "`torch.compile`", "sdpa_math": "SDPA, math",
+         "sdpa_efficient": "SDPA, memory-efficient"}
+
+
+def ladders() -> str:
+    """Effective bandwidth of every softmax step and peer over N."""
+    rows = record("ladders")
+    columns = sorted({r["shape"][1] for r in rows.rows})
+    lines = ["| float32, M·N = 2^27, TB/s | " + " | ".join(f"N = {n:,}" for n in columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for name in _names(rows):
+        if name == "torch_copy":
+            continue
+        cells = [next((f"{r['tbs']:.2f}" for r in rows.rows if r["name"] == name and r["shape"][1] == n and r["us"]), "–")
+                 for n in columns]
+        lines.append(f"| {_title(name)} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", f"Bandwidth counts the least bytes: each input read once, each output written once. "
+                      f"{_sentence(rows)}"])
+
+
+def attention() -> str:
+    """TFLOP/s and memory of every attention step and peer over S."""
+    rows = record("attention")
+    lengths = sorted({r["shape"][2] for r in rows.rows})
+    lines = ["| float32, 16 heads, D = 64, TFLOP/s full / causal | " + " | ".join(f"S = {s:,}" for s in lengths) + " |",
+             "|---" * (len(lengths) + 1) + "|"]
+    for name in _names(rows):
+        cells = []
+        for s in lengths:
+            full, causal = (next(r["tflops"] for r in rows.rows if r["name"] == name and r["shape"][2] == s and r["shape"][5] is c)
+                            for c in (False, True))
+            cells.append(f"{full:.1f} / {causal:.1f}")
+        lines.append(f"| {_title(name)} | " + " | ".join(cells) + " |")
+    longest = lengths[-1]
+    peak = {name: next(r["peak_bytes"] for r in rows.rows if r["name"] == name and r["shape"][2] == longest and not r["shape"][5])
+            for name in ("attention_naive", "attention_tiled")}
+    return "\n".join([*lines, "", f"Memory of one call at S = {longest:,}: {peak['attention_naive'] / 2**20:,.0f} MiB in three kernels, "
+                      f"{peak['attention_tiled'] / 2**20:,.0f} MiB tiled. {_sentence(rows)}"])
+
+
+def _sentence(rows: Record) -> str:
+    where = rows.where()
+    return where[0].upper() + where[1:] + "."
+
+
+def _names(rows: Record) -> list[str]:
+    return list(dict.fromkeys(r["name"] for r in rows.rows))
+
+
+def _title(name: str) -> str:
+    return STEPS[name].title if name in STEPS else PEERS[name]
+
+
+def updated(text: str) -> str:
+    """The README with every marked table made anew."""
+    for name, table in (("ladders", ladders), ("attention", attention)):
+        text = re.sub(rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)", lambda m, t=table: m[1] + t() + m[2], text, flags=re.S)
+    return text
+
+
+if __name__ == "__main__":
+    before = README.read_text(encoding="utf-8")
+    after = updated(before)
+    if "--check" in sys.argv:
+        sys.exit("README.md differs from the records: run tools/readme_tables.py" if after != before else 0)
+    README.write_text(after, encoding="utf-8")
