@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import matplotlib
 import numpy as np
 
-from helpers.figures.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RC, SKY, VERMILLION, new_figure, show
+from helpers.figures import style
+from helpers.figures.style import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILLION, new_figure, show
 from helpers.reference import EMPTY, NEG_INF, State, merge, state_of
 
 
@@ -22,13 +22,12 @@ def _levels(states: list[State]) -> list[list[State]]:
     return levels
 
 
-@matplotlib.rc_context(RC)
 def tree(blocks) -> None:
     """The merge tree of a list of blocks (a power of two of them): a state on each node, a factor on each edge."""
     levels = _levels([state_of(np.asarray(block, dtype=np.float64)) for block in blocks])
-    fig, ax = new_figure(8.2, 1.25 + 1.1 * len(levels))
+    fig, ax = new_figure(8.2, 0.6 + 1.1 * len(levels))
     ax.axis("off")
-    ax.set(xlim=(-0.65, len(blocks) - 0.35), ylim=(-0.85, len(levels) - 0.55))
+    ax.set(xlim=(-0.65, len(blocks) - 0.35), ylim=(-0.8, len(levels) - 0.68))
     box = dict(boxstyle="round,pad=0.45", linewidth=1.5)
     places = [np.arange(len(blocks), dtype=float)]
     for height, states in enumerate(levels):
@@ -46,7 +45,8 @@ def tree(blocks) -> None:
                 factor = np.exp(low.row_max - state.row_max)
                 start = places[height - 1][child]
                 ax.plot([start, x], [height - 1, height], color=GREY, linewidth=1.2, zorder=1)
-                ax.text((start + x) / 2, height - 0.5, f"× {factor:.2f}", ha="center", va="center", fontsize=9,
+                label = f"× {factor:.0f}" if factor in (0, 1) else f"× {factor:.2f}"
+                ax.text((start + x) / 2, height - 0.5, label, ha="center", va="center", fontsize=9,
                         color=GREY if factor in (0, 1) else VERMILLION, zorder=2,
                         bbox=dict(facecolor="white", edgecolor="none", pad=1.5))
     for x, block in zip(places[0], blocks, strict=True):
@@ -59,20 +59,20 @@ def tree(blocks) -> None:
                   f"d = {root.normalizer:.2f}.")
 
 
-@matplotlib.rc_context(RC)
 def five_levels(row) -> None:
     """One row of 32 scores merged by thread, warp, block, split and GPU, with the state on every node."""
     row = np.asarray(row, dtype=np.float64)
     levels = _levels([State(x, 1.0) for x in row])
     names = ("thread", "warp", "block", "split", "GPU")
     units = ("16 threads", "8 warps", "4 blocks", "2 splits", "the whole row")
-    colors = (BLUE, SKY, GREEN, ORANGE, VERMILLION)
+    colors = (BLUE, style.SKY, GREEN, ORANGE, VERMILLION)
+    root = levels[-1][0]
     fig, ax = new_figure(9.6, 5.4)
     ax.axis("off")
-    ax.set(xlim=(-4.2, 32.2), ylim=(-1.35, 5.55))
+    ax.set(xlim=(-4.2, 32.2), ylim=(-1.35, 4.95))
     places = np.arange(32, dtype=float)
     heights = (row - row.min()) / np.ptp(row) * 0.8 + 0.12
-    ax.bar(places, heights, width=0.6, bottom=-1.15, color=GREY)
+    ax.bar(places, heights, width=0.6, bottom=-1.15, color=np.where(row == row.max(), BLACK, GREY))
     ax.text(-4, -0.75, "32 scores", fontsize=10, color=BLACK, va="center")
     tops = -1.15 + heights
     for level, (name, unit, color, states) in enumerate(zip(names, units, colors, levels[1:], strict=True)):
@@ -82,18 +82,18 @@ def five_levels(row) -> None:
                 ax.plot([places[child], x], [tops[child] + 0.03, level + 0.5], color=color, linewidth=1, zorder=1)
             ax.text(x, level + 0.5, f"{_number(state.row_max, 1)}\n{_number(state.normalizer, 1)}", ha="center",
                     va="center", fontsize=8 if level < 2 else 9.5, linespacing=1.05, zorder=3,
-                    bbox=dict(boxstyle="round,pad=0.22", facecolor="white", edgecolor=color, linewidth=1.4))
+                    bbox=dict(boxstyle="round,pad=0.22", edgecolor=color, linewidth=1.4,
+                              facecolor=style.YELLOW if state.row_max == root.row_max else "white"))
         ax.text(-4, level + 0.6, name, fontsize=11, color=BLACK, weight="bold", va="center")
         ax.text(-4, level + 0.27, unit, fontsize=8.5, color=BLACK, va="center")
         places, tops = parents, np.full(len(parents), level + 0.5)
-    ax.text(32.2, 5.45, "each node: m above, d below", ha="right", fontsize=9, color=BLACK)
-    root = levels[-1][0]
+    ax.text(32.2, 4.6, "each node: m above, d below\nyellow: the maximum of the row", ha="right", fontsize=9,
+            va="center", color=BLACK)
     show(fig, alt="A binary merge tree over 32 scores with five levels, from bottom to top: thread, warp, block, "
                   "split, GPU. Every node carries its m and d; the maximum of the row travels up along one path. The "
                   f"root has m = {root.row_max:.1f} and d = {root.normalizer:.1f}.")
 
 
-@matplotlib.rc_context(RC)
 def error_growth(sizes, errors) -> None:
     """Error of d against N: `errors` maps a title to {label: one median per size}; one panel for each title."""
     fig, axes = new_figure(9.2, 3.7, cols=len(errors), sharey=True)
@@ -108,18 +108,17 @@ def error_growth(sizes, errors) -> None:
     axes[0].set(ylabel="error of d, in units of $2^{-24}$")
     axes[0].legend(fontsize=9)
     show(fig, alt="Error of the normalizer in fp32 against the row length, for random rows and for slowly rising "
-                  "rows. The chain grows from about 2 units at N = 64 to more than 100 at N = 16384, and in rising rows "
+                  "rows. The chain grows from about 2 units at N = 64 to over 100 at N = 16384, and in rising rows "
                   "reaches over 200. The tree, and 256 chains joined by a tree, stay between 0.5 and 3 units.")
 
 
-@matplotlib.rc_context(RC)
 def start_at_zero(offsets, errors) -> None:
     """Largest relative error of a softmax whose running maximum starts at 0, for a row moved down by each offset."""
     offsets, errors = np.asarray(offsets), np.asarray(errors)
     subnormal, zero = 126 * np.log(2), 150 * np.log(2)
     fig, ax = new_figure(8.2, 3.5)
     ax.axvspan(subnormal, zero, color=ORANGE, alpha=0.18)
-    ax.axvspan(zero, offsets[-1], color=PURPLE, alpha=0.25)
+    ax.axvspan(zero, offsets[-1], color=style.PURPLE, alpha=0.25)
     known = np.isfinite(errors)
     ax.plot(offsets[known], np.maximum(errors[known], 1e-9), ".", color=VERMILLION, markersize=4)
     ax.set_yscale("log")

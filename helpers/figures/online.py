@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import matplotlib
 import numpy as np
 
 from helpers import reference
-from helpers.figures.style import BLUE, GREEN, GREY, ORANGE, RC, VERMILLION, new_figure, show
+from helpers.figures.style import BLUE, GREEN, GREY, ORANGE, VERMILLION, new_figure, show
 
 
-@matplotlib.rc_context(RC)
 def trace(row) -> None:
     """Draw x_k with m_k, then d_k, then the correction factor, along one row of shape [N]."""
     row = np.asarray(row)
@@ -37,10 +35,9 @@ def trace(row) -> None:
                title="The correction factor: 1 unless the maximum has just changed")
     show(fig, alt=f"Three panels along a row of {len(row)} elements. Top: the elements as dots, their running maximum "
                   f"as a staircase with {changes.sum()} steps. Middle: the normalizer, rising between the steps and "
-                  "scaled down at each of them, always at least 1. Bottom: the correction factor, 1 except at the steps.")
+                  "scaled down at each of them, at least 1. Bottom: the correction factor, 1 except at the steps.")
 
 
-@matplotlib.rc_context(RC)
 def rescales(sizes, counts, attention=None) -> None:
     """New maxima per row against N: `counts` holds one array of counts per size; `attention` is (N, mean per head)."""
     sizes = np.asarray(sizes)
@@ -68,7 +65,6 @@ def rescales(sizes, counts, attention=None) -> None:
                   "Diamonds show four attention heads at N = 128, between 2 and 6.")
 
 
-@matplotlib.rc_context(RC)
 def rounding(results) -> None:
     """Error of the sum d per order of the row, and how far the outputs move.
 

@@ -22,14 +22,13 @@ RC = {
     "legend.frameon": False, "lines.linewidth": 1.8, "lines.markersize": 5, "figure.facecolor": "white",
     "axes.prop_cycle": matplotlib.cycler(color=CYCLE),
 }
+matplotlib.rcParams.update(RC)
 
 
 def new_figure(width: float = 7.5, height: float = 3.2, rows: int = 1, cols: int = 1, **subplots):
     """A figure (inches) outside pyplot's global state, with its axes: one, or an array when rows*cols > 1."""
-    with matplotlib.rc_context(RC):
-        fig = Figure(figsize=(width, height), layout="constrained")
-        axes = fig.subplots(rows, cols, **subplots)
-    return fig, axes
+    fig = Figure(figsize=(width, height), layout="constrained")
+    return fig, fig.subplots(rows, cols, **subplots)
 
 
 def show(fig: Figure, alt: str) -> None:
@@ -37,6 +36,5 @@ def show(fig: Figure, alt: str) -> None:
     if not alt.strip():
         raise ValueError("every figure of the course needs alt text: say what the reader should see in it")
     buffer = io.BytesIO()
-    with matplotlib.rc_context(RC):
-        fig.savefig(buffer, format="png", dpi=DPI)
+    fig.savefig(buffer, format="png", dpi=DPI)
     display(Image(buffer.getvalue(), format="png", alt=alt, width=int(fig.get_figwidth() * DPI)))
