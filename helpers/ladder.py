@@ -8,10 +8,11 @@ from functools import cache
 
 import numpy as np
 
-from .device import cp
+from .device import cp, on_gpu
 from .snippets import load
 
 MAX_N = 2**30  # a row of 4 GiB; column numbers in the kernels are 32-bit
+MAX_PER_THREAD = 40  # elements that a thread keeps in registers when its block has 1024 threads, without spilling
 MAX_BH = 65_535  # the largest grid.y and grid.z
 MAX_NAIVE_SQ = 8 * 65_535  # attention_scores puts 8 queries into a block, along grid.y
 
@@ -31,7 +32,8 @@ class Step:
 
     `launch(M, N)` gives the launch of a softmax step, `launch(BH, Sq, Sk, D)` that of an attention step.  `reads` and
     `writes` are loads and stores of global memory per element of the row (softmax steps).  `chain(N)` is the longest
-    chain of roundings behind a normalizer: its relative error is at most about `chain(N) / 2**24`.
+    chain of roundings behind a normalizer: its relative error is at most about `chain(N) / 2**24`.  `options(N)` are the
+    compiler's options for rows of N, `max_n` is the longest row, and `instead` what to do with a longer one.
     """
 
     key: str
@@ -44,6 +46,9 @@ class Step:
     reads: int | None = None
     writes: int | None = None
     chain: Callable[[int], int] | None = None
+    options: Callable[[int], tuple[str, ...]] = lambda N: ()
+    max_n: int = MAX_N
+    instead: str = "split the row and merge the states (notebook 04)"
 
 
 # ---------------------------------------------------------------------------------------------- launch rules
@@ -66,6 +71,39 @@ def _threads_for(N: int) -> int:
     if N <= 256:
         return max(32, 1 << (N - 1).bit_length())
     return 256 if N <= 8192 else 1024
+
+
+def _vectors_per_row(M: int, N: int) -> Launch:
+    return Launch((M,), (_threads_for_vectors(N),))
+
+
+def _threads_for_vectors(N: int) -> int:
+    """A power of two from 32 to 1024: up to 16 elements, four vectors, a thread."""
+    return min(1024, max(32, 1 << (_ceil_div(N, 16) - 1).bit_length()))
+
+
+def _row_in_registers(M: int, N: int) -> Launch:
+    return Launch((M,), (32 * _ceil_div(N, 32 * _per_thread(N)),))
+
+
+def _per_thread(N: int) -> int:
+    """Elements that a thread of online V3 keeps: 16 as long as 1024 threads are enough, else the most there is room for."""
+    return 16 if N <= 16 * 1024 else MAX_PER_THREAD
+
+
+def _grid_stride(M: int, N: int) -> Launch:
+    threads = _threads_for_vectors(N)
+    return Launch((min(M, _resident_blocks(threads)),), (threads,))
+
+
+@cache
+def _resident_blocks(threads: int) -> int:
+    """How many blocks of at most 32 registers a thread the GPU holds at once; on the CPU device, how many an H200 holds."""
+    multiprocessors, resident = 132, 2048
+    if on_gpu:
+        attributes = cp.cuda.Device().attributes
+        multiprocessors, resident = attributes["MultiProcessorCount"], attributes["MaxThreadsPerMultiProcessor"]
+    return multiprocessors * min(32, resident // threads)
 
 
 def lanes_per_query(D: int) -> int:
@@ -94,9 +132,35 @@ STEPS: dict[str, Step] = {step.key: step for step in (
     Step("safe_v1", "safe/v1_block.cu", "softmax_safe_v1", "Safe V1: one block a row",
          "coalesced reads; trees in shared memory for the maximum and the sum", _block_per_row, _SOFTMAX_LIMITS,
          reads=3, writes=1, chain=lambda N: _ceil_div(N, _threads_for(N)) + _threads_for(N).bit_length() + 8),
+    Step("safe_v2", "safe/v2_warp_shuffle.cu", "softmax_safe_v2", "Safe V2: warp shuffles",
+         "shuffles instead of trees in shared memory", _block_per_row, _SOFTMAX_LIMITS, reads=3, writes=1,
+         chain=lambda N: _ceil_div(N, _threads_for(N)) + 18),
+    Step("safe_v3", "safe/v3_float4.cu", "softmax_safe_v3", "Safe V3: float4",
+         "16-byte loads and stores", _vectors_per_row, _SOFTMAX_LIMITS, reads=3, writes=1,
+         chain=lambda N: _ceil_div(N, 4 * _threads_for_vectors(N)) + 21),
+    Step("safe_v4", "safe/v4_two_passes.cu", "softmax_safe_v4", "Safe V4: two passes",
+         "maximum and sum in one pass, each thread against its own maximum", _vectors_per_row, _SOFTMAX_LIMITS, reads=2,
+         writes=1, chain=lambda N: 4 * _ceil_div(N, 4 * _threads_for_vectors(N)) + 25),
     Step("online_v0", "online/v0_thread_per_row.cu", "softmax_online_v0", "Online V0: one thread a row",
          "maximum and normalizer in one pass", _thread_per_row, _SOFTMAX_LIMITS, reads=2, writes=1,
          chain=lambda N: N + 8),
+    Step("online_v1", "online/v1_block.cu", "softmax_online_v1", "Online V1: one block a row",
+         "coalesced reads; states merge through shuffles", _block_per_row, _SOFTMAX_LIMITS, reads=2, writes=1,
+         chain=lambda N: 4 * _ceil_div(N, _threads_for(N)) + 25),
+    Step("online_v2", "online/v2_float4.cu", "softmax_online_v2", "Online V2: float4",
+         "16-byte loads and stores", _vectors_per_row, _SOFTMAX_LIMITS, reads=2, writes=1,
+         chain=lambda N: 5 * _ceil_div(N, 4 * _threads_for_vectors(N)) + 25),
+    Step("online_v3", "online/v3_registers.cu", "softmax_online_v3", "Online V3: the row in registers",
+         "one pass: each element is read once and kept", _row_in_registers,
+         f"float32, contiguous, N up to {1024 * MAX_PER_THREAD:,}: 1024 threads with {MAX_PER_THREAD} elements each",
+         reads=1, writes=1, chain=lambda N: 4 + _per_thread(N) // 4 + 25, options=lambda N: (f"-DPER_THREAD={_per_thread(N)}",),
+         max_n=1024 * MAX_PER_THREAD, instead="it has no room in the registers of a block: use step='online_v2'"),
+    Step("online_v4", "online/v4_grid_stride.cu", "softmax_online_v4", "Online V4: grid-stride over rows",
+         "a block goes from row to row", _grid_stride, _SOFTMAX_LIMITS, reads=2, writes=1,
+         chain=lambda N: 5 * _ceil_div(N, 4 * _threads_for_vectors(N)) + 25),
+    Step("online_v1_branch", "online/v1_branch.cu", "softmax_online_v1_branch", "Online V1 with a branch",
+         "rescaling only when the maximum changes, for comparison", _block_per_row, _SOFTMAX_LIMITS, reads=2, writes=1,
+         chain=lambda N: 4 * _ceil_div(N, _threads_for(N)) + 25),
     Step("attention_naive", "attention/naive.cu", "attention_scores", "Attention in three kernels",
          "scores, softmax and weighted sum, with the score matrix in memory", _naive_scores,
          f"float32, contiguous, B*H up to {MAX_BH:,}, Sq up to {MAX_NAIVE_SQ:,}, D up to 1,024, "
@@ -145,13 +209,12 @@ def softmax(x, step: str = "safe_v1"):
     chosen = _step(step, ("safe", "online"))
     _check_array("x", x, (2,), "[M, N]")
     M, N = x.shape
-    if N > MAX_N:
-        raise ValueError(f"N = {N:,} is above {MAX_N:,}, the limit of {step}: "
-                         "split the row and merge the states (notebook 04)")
+    if N > min(chosen.max_n, MAX_N):
+        raise ValueError(f"N = {N:,} is above {min(chosen.max_n, MAX_N):,}, the limit of {step}: {chosen.instead}")
     y = cp.empty((M, N), dtype=np.float32)
     if M and N:
         launch = chosen.launch(M, N)
-        kernel(chosen.file, chosen.entry)(launch.grid, launch.block, (x, y, np.int32(M), np.int32(N)),
+        kernel(chosen.file, chosen.entry, chosen.options(N))(launch.grid, launch.block, (x, y, np.int32(M), np.int32(N)),
                                           shared_mem=launch.shared_mem)
     return y
 

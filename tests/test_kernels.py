@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from helpers import ladder, reference
-from helpers.device import cp
+from helpers.device import cp, on_gpu
 from helpers.ladder import STEPS
 from helpers.measure import count
 
@@ -87,6 +87,22 @@ def test_v0_at_any_block_size(step, block):
 @every_softmax
 def test_more_rows_than_grid_y_could_hold(step):
     assert_right(step, rng(6).normal(size=(66_000, 2)), block=2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not on_gpu, reason="needs 18 GB of GPU memory")
+@every_softmax
+def test_more_elements_than_an_int_can_count(step):
+    N = 1025
+    M = 2**31 // N + 300
+    if cp.cuda.Device().mem_info[0] < 18e9:
+        pytest.skip("needs 18 GB of GPU memory")
+    x = cp.zeros((M, N), dtype=np.float32)
+    last = rng(22).normal(size=(1, N)).astype(np.float32)
+    x[-1] = cp.asarray(last[0])
+    y = ladder.softmax(x, step)
+    assert reference.agrees(cp.asnumpy(y[-1:]), reference.softmax(last))
+    assert reference.agrees(cp.asnumpy(y[:1]), np.full((1, N), 1 / N))
 
 
 @every_softmax

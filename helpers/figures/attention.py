@@ -11,7 +11,7 @@ from helpers.figures.style import BLUE, GREEN, GREY, ORANGE, RC, SKY, VERMILLION
 GIB = 2**30
 
 
-@matplotlib.rc_context(RC)
+
 def tile_walk(q, k, v, tile: int) -> None:
     """One query q [D] meets keys k, v [Sk, D] in tiles: its scores and maxima, the normalizer, and O/d after each tile."""
     sk, head_dim = k.shape
@@ -60,7 +60,7 @@ def _state(scores, v):
     return m, p.sum(), p @ v
 
 
-@matplotlib.rc_context(RC)
+
 def rounding(errors) -> None:
     """Error against float64 over the number of tiles.
 
@@ -83,7 +83,7 @@ def rounding(errors) -> None:
                   "update is up to 1.4 times worse; on peaked rows the two lie close together and cross.")
 
 
-@matplotlib.rc_context(RC)
+
 def masks(shapes, big: tuple[int, int, int]) -> None:
     """Causal masks of `shapes` [(Sq, Sk), ...], and which tiles the kernel visits for `big` = (Sq, Sk, tile)."""
     fig, axes = new_figure(8.8, 2.9, cols=len(shapes) + 1)
@@ -118,7 +118,7 @@ def _grid(ax, cells, colors) -> None:
         spine.set_visible(True)
 
 
-@matplotlib.rc_context(RC)
+
 def memory(lengths, whole, tiled, far: int = 131_072) -> None:
     """Peak bytes of attention over S: `whole` keeps the score matrix, `tiled` does not; dashed: S*S*4 bytes up to `far`."""
     fig, ax = new_figure(8.2, 3.8)
