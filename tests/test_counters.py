@@ -14,7 +14,8 @@ from helpers.measure import count, record
 ROWS = [r for r in record("ncu").rows if np.prod(r["shape"][:2]) < 1e6 and r["dram_read_bytes"] < 1e7]
 UNROLLED = ("nvcc unrolls the strided loop by four; in a row whose end cuts a warp, lanes with four turns and lanes with three "
             "take different copies of the loop, so their accesses become two requests instead of one")
-MERGED = "nvcc merges the loads of four neighbouring floats of K and V into one 16-byte load: a quarter of the requests, half the wavefronts"
+MERGED = ("nvcc merges the loads of four neighbouring floats of K and V into one 16-byte load: a quarter of the requests, "
+          "half the wavefronts")
 # kernel, shape (or None for all), counters -> why, and the GPU's count as a multiple of ours
 DIFFERENT = [
     ("softmax_safe_v1", [37, 1001], ("load_requests", "load_sectors", "store_requests", "store_sectors"), UNROLLED, (1.0, 1.10)),

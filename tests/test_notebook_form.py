@@ -17,8 +17,10 @@ from run_notebooks import METADATA, canonical, find
 
 ROOT = Path(__file__).resolve().parents[1]
 PATHS = find(ROOT / "notebooks")
+SHOWING = {"check", "display", "hint", "print", "show_diff", "show_snippet", "solution"}  # calls that leave an output
 TAGS = {"nbval-ignore-output", "raises-exception", "hide-input"}
 MAX_BYTES, MAX_LINES = 1_000_000, 25
+UNKNOWN_COMMANDS = r"\\(?:(?:re)?newcommand|def|tag|label|(?:eq)?ref|require|DeclareMathOperator|operatorname)\b|\\\|"
 ENVIRONMENTS = {"aligned", "array", "bmatrix", "cases", "matrix", "pmatrix"}  # what GitHub's renderer knows inside $$
 
 
@@ -113,8 +115,7 @@ def stores_what_cells_show(book):
     for n, cell in book.cells("code"):
         body = ast.parse(re.sub(r"^[%!].*$", "", cell.source, flags=re.M)).body
         calls = [s.value.func for s in body if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call)]
-        shows = any(isinstance(f, ast.Name) and f.id in {"check", "display", "hint", "print", "show_diff", "show_snippet", "solution"}
-                    for f in calls)
+        shows = any(isinstance(f, ast.Name) and f.id in SHOWING for f in calls)
         value = body and isinstance(body[-1], ast.Expr) and not isinstance(body[-1].value, (ast.Call, ast.Constant))
         if (shows or value) and not cell.outputs:
             yield f"code cell {n} shows something, but no output is stored"
@@ -178,13 +179,14 @@ def has_known_tags(book):
 # --- prose ------------------------------------------------------------------------------------------------------------
 
 
+INLINE = r"\$((?:(?!\n\s*\n)[^$])+)\$"
+
+
 def formulas(text: str) -> tuple[list[str], list[str], str]:
     """($$ formulas, $ formulas, the rest) of prose; a `$` that is left in the rest has no partner in its paragraph."""
-    display, inline = [], []
     text = text.replace(r"\$", "")
-    text = re.sub(r"\$\$(.*?)\$\$", lambda m: display.append(m[1]) or "", text, flags=re.S)
-    rest = re.sub(r"\$((?:(?!\n\s*\n)[^$])+)\$", lambda m: inline.append(m[1]) or "", text)
-    return display, inline, rest
+    display, text = re.findall(r"\$\$(.*?)\$\$", text, re.S), re.sub(r"\$\$.*?\$\$", "", text, flags=re.S)
+    return display, re.findall(INLINE, text), re.sub(INLINE, "", text)
 
 
 @rule
@@ -197,7 +199,7 @@ def has_math_that_github_renders(book):
         if r"\begin{" in rest:
             yield f"{where} has a formula outside of dollars"
         for formula in display + inline:
-            for command in re.findall(r"\\(?:(?:re)?newcommand|def|tag|label|(?:eq)?ref|require|DeclareMathOperator|operatorname)\b|\\\|", formula):
+            for command in re.findall(UNKNOWN_COMMANDS, formula):
                 yield f"{where} uses {command}, which GitHub does not render"
             for name in set(re.findall(r"\\begin\{([\w*]+)\}", formula)) - ENVIRONMENTS:
                 yield f"{where} uses the environment {name}; known are {', '.join(sorted(ENVIRONMENTS))}"
@@ -208,6 +210,8 @@ def has_math_that_github_renders(book):
         for formula in inline:
             if formula != formula.strip():
                 yield f"{where} has blanks inside the dollars of ${formula}$"
+            if re.search(rf"\w\${re.escape(formula)}\$|\${re.escape(formula)}\$\w", text):
+                yield f"{where} has a letter or digit that touches ${formula}$"
         for line in text.splitlines():
             if line.lstrip().startswith("|") and any("|" in formula for formula in formulas(line)[1]):
                 yield f"{where} has a | in a formula of a table row; use \\lvert or \\mid"
@@ -264,7 +268,8 @@ def test_there_are_notebooks():
 @pytest.mark.parametrize("path", PATHS, ids=[path.stem for path in PATHS])
 def test_notebook(path, name):
     problems = list(RULES[name](Notebook(path, path.read_text(encoding="utf-8"))))
-    assert not problems, "\n".join([path.name, *problems])
+    if problems:
+        pytest.fail("\n".join([f"{path.name} breaks the rule {name}:", *problems]), pytrace=False)
 
 
 LESSON = [  # a notebook that follows every rule
@@ -327,6 +332,7 @@ def strip(raw):
             cell.update(outputs=[], execution_count=None)
 
 
+WIDGET = "application/vnd.jupyter.widget-view+json"
 BROKEN = [  # rule, change, words of the complaint
     ("is_valid_nbformat_4_5", lambda raw: raw.update(nbformat_minor=4), "not 4.5"),
     ("is_valid_nbformat_4_5", code(outputs=[{"output_type": "stream", "text": "x"}]), "not valid"),
@@ -346,7 +352,7 @@ BROKEN = [  # rule, change, words of the complaint
     ("stores_what_cells_show", lambda raw: raw["cells"][5].update(outputs=[]), "no output is stored"),
     ("has_no_errors_and_warnings", output(output_type="error", ename="ValueError", evalue="", traceback=[]), "stores an error"),
     ("has_no_errors_and_warnings", stream("RuntimeWarning: overflow", name="stderr"), "on stderr"),
-    ("has_no_widgets", output(output_type="display_data", metadata={}, data={"application/vnd.jupyter.widget-view+json": {}}), "widget"),
+    ("has_no_widgets", output(output_type="display_data", metadata={}, data={WIDGET: {}}), "widget"),
     ("has_figures_with_alt_text", image(), "figure without alt text"),
     ("has_figures_with_alt_text", image(**{"image/png": {"alt": " "}}), "figure without alt text"),
     ("has_figures_with_alt_text", markdown("![](../docs/a.png)"), "image without alt text"),
@@ -372,6 +378,7 @@ BROKEN = [  # rule, change, words of the complaint
     ("has_math_that_github_renders", markdown("$$\\begin{cases} x$$"), "do not match"),
     ("has_math_that_github_renders", markdown("$x_{1$"), "braces that do not match"),
     ("has_math_that_github_renders", markdown("$ x $"), "blanks inside"),
+    ("has_math_that_github_renders", markdown("the $k$th"), "touches"),
     ("has_math_that_github_renders", markdown("| a |\n|---|\n| $|x|$ |"), "table row"),
     ("has_math_that_github_renders", markdown("Then\n$$x$$\n\nholds."), "blank line"),
     ("has_math_that_github_renders", markdown("Then\n\n$$\nx\n$$\nholds."), "blank line"),

@@ -67,7 +67,7 @@ def check_system(system, machine):
     if system == "Windows":
         return Line(False, "system", "Windows: type `wsl --install` and run the course inside that Linux", blocks=True)
     if (system, machine) == ("Darwin", "x86_64"):
-        return Line(False, "system", "the pinned torch has no build for an Intel Mac: use Linux, in a container, say", blocks=True)
+        return Line(False, "system", "the pinned torch has no Intel Mac build: use Linux, say in a container", blocks=True)
     return Line(True, "system", "{} {}".format(system, machine))
 
 

@@ -30,7 +30,8 @@ def _judge_blocks(answer):
         if n == 0 and got != 0:
             raise Wrong("no elements need no blocks: for n = 0 return 0")
         if got < want:
-            raise Wrong(f"{got} blocks of {threads} are {got * threads:,} threads, too few for {n:,} elements: count the partly filled block")
+            raise Wrong(f"{got} blocks of {threads} are {got * threads:,} threads, too few for {n:,} elements: "
+                        "count the partly filled block")
         if got > want:
             raise Wrong(f"{n:,} elements fill {want:,} blocks of {threads} exactly or nearly; you return {got:,}")
 
