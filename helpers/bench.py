@@ -17,7 +17,7 @@ from collections.abc import Callable
 import numpy as np
 
 from .device import cp, on_gpu
-from .ladder import STEPS, attention, kernel, softmax
+from .ladder import STEPS, attention, kernel
 from .measure import RESULTS, time_us
 
 ELEMENTS = 2**27
@@ -80,28 +80,28 @@ def row(topic, name, peer, shape, dtype, function, **rates) -> dict:
 
 def ladders() -> list[dict]:
     """Every softmax step at M*N = 2^27 float32, beside torch.softmax, torch.compile and a device copy."""
+    return [row for N in COLUMNS for row in _ladders_at(ELEMENTS // N, N)]
+
+
+def _ladders_at(M: int, N: int) -> list[dict]:
     import torch
 
+    torch._dynamo.reset()
     compiled = torch.compile(lambda t: torch.softmax(t, -1), dynamic=False)
-    rows = []
-    for N in COLUMNS:
-        M = ELEMENTS // N
-        x = cp.random.default_rng(N).standard_normal((M, N), dtype=cp.float32)
-        y, t = cp.empty_like(x), torch.from_dlpack(x)
-        u = torch.empty_like(t)
-        least = 2 * x.nbytes
-        for name, function in (("copy", lambda: cp.copyto(y, x)), ("torch_copy", lambda: u.copy_(t)),
-                               ("torch", lambda: torch.softmax(t, -1)), ("compile", lambda: compiled(t))):
-            rows.append(row("ladders", name, True, (M, N), "float32", function, tbs=least))
-        for key, step in STEPS.items():
-            if step.reads is None:
-                continue
-            launch, run = step.launch(M, N), kernel(step.file, step.entry)
-            args = (x, y, np.int32(M), np.int32(N))
-            rows.append(row("ladders", key, False, (M, N), "float32",
-                            lambda: run(launch.grid, launch.block, args, shared_mem=launch.shared_mem), tbs=least))
-        del x, y, t, u
-        torch._dynamo.reset()
+    x = cp.random.default_rng(N).standard_normal((M, N), dtype=cp.float32)
+    y, t = cp.empty_like(x), torch.from_dlpack(x)
+    u = torch.empty_like(t)
+    least = 2 * x.nbytes
+    peers = {"copy": lambda: cp.copyto(y, x), "torch_copy": lambda: u.copy_(t), "torch": lambda: torch.softmax(t, -1),
+             "compile": lambda: compiled(t)}
+    rows = [row("ladders", name, True, (M, N), "float32", function, tbs=least) for name, function in peers.items()]
+    for key, step in STEPS.items():
+        if step.reads is None or N > step.max_n:
+            continue
+        launch, run = step.launch(M, N), kernel(step.file, step.entry, step.options(N))
+        args = (x, y, np.int32(M), np.int32(N))
+        rows.append(row("ladders", key, False, (M, N), "float32",
+                        lambda: run(launch.grid, launch.block, args, shared_mem=launch.shared_mem), tbs=least))
     return rows
 
 

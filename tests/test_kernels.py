@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from helpers import ladder, reference
+from helpers import cpu_device, ladder, reference, snippets
 from helpers.device import cp, on_gpu
 from helpers.ladder import STEPS
 from helpers.measure import count
@@ -17,6 +17,9 @@ from helpers.measure import count
 NAN, INF = np.nan, np.inf
 BIG = float(np.finfo(np.float32).max)
 SOFTMAX = [key for key in STEPS if not key.startswith("attention")]
+BY_THREAD = ["safe_v0", "online_v0"]                        # a thread a row: blocks of any size
+BY_SHUFFLE = [key for key in SOFTMAX if key not in (*BY_THREAD, "safe_v1")]     # blocks of 32, 64, ... threads
+BY_VECTOR = ["safe_v3", "safe_v4", "online_v2", "online_v3", "online_v4"]
 ATTENTION = [key for key in STEPS if key.startswith("attention")]
 every_softmax = pytest.mark.parametrize("step", SOFTMAX)
 every_attention = pytest.mark.parametrize("step", ATTENTION)
@@ -26,20 +29,26 @@ def rng(*seed):
     return np.random.default_rng(seed)
 
 
-def run(step: str, x: np.ndarray, block: int | None = None) -> np.ndarray:
-    """Launch a softmax step on rows `x`; the output is prefilled with NaN, and nothing may be written behind it."""
+def run(step: str, x: np.ndarray, block: int | None = None, grid: int | None = None, starts: tuple[int, int] = (0, 0)) -> np.ndarray:
+    """Launch a softmax step on rows `x`, with x and y that start `starts` floats behind a multiple of 256 bytes.
+
+    The output is prefilled with NaN; nothing around it may be written, and what lies around the input is NaN too.
+    """
     x = np.ascontiguousarray(x, dtype=np.float32)
     M, N = x.shape
-    y = cp.asarray(np.full(M * N + 64, NAN, np.float32))
+    around_x, y = (cp.asarray(np.full(start + M * N + 64, NAN, np.float32)) for start in starts)
+    around_x[starts[0]:starts[0] + M * N] = cp.asarray(x.ravel())
     launch = STEPS[step].launch(M, N)
-    grid, threads = launch.grid, (block,) if block else launch.block
-    if block and grid != (M,):                  # a thread a row: as many blocks as it takes
-        grid = (-(-M // block),)
-    kernel = ladder.kernel(STEPS[step].file, STEPS[step].entry)
-    kernel(grid, threads, (cp.asarray(x), y, np.int32(M), np.int32(N)), shared_mem=launch.shared_mem)
+    blocks, threads = launch.grid, (block,) if block else launch.block
+    if block and step in BY_THREAD:
+        blocks = (-(-M // block),)
+    kernel = ladder.kernel(STEPS[step].file, STEPS[step].entry, STEPS[step].options(N))
+    kernel((grid,) if grid else blocks, threads, (around_x[starts[0]:], y[starts[1]:], np.int32(M), np.int32(N)),
+           shared_mem=launch.shared_mem)
     y = cp.asnumpy(y)
-    assert np.isnan(y[M * N:]).all(), "wrote behind the end of y"
-    return y[:M * N].reshape(M, N)
+    inside = slice(starts[1], starts[1] + M * N)
+    assert np.isnan(np.delete(y, inside)).all(), "wrote around y"
+    return y[inside].reshape(M, N)
 
 
 def tolerance(step: str, x: np.ndarray) -> float:
@@ -47,9 +56,9 @@ def tolerance(step: str, x: np.ndarray) -> float:
     return max(1e-5, STEPS[step].chain(x.shape[1]) / 2**24)
 
 
-def assert_right(step: str, x: np.ndarray, block: int | None = None, rtol: float = 1e-5) -> None:
-    got, expected = run(step, x, block), reference.softmax(np.asarray(x, np.float32))
-    assert reference.agrees(got, expected, rtol=rtol), f"{step} at shape {x.shape}, block {block}"
+def assert_right(step: str, x: np.ndarray, rtol: float = 1e-5, **how) -> None:
+    got, expected = run(step, x, **how), reference.softmax(np.asarray(x, np.float32))
+    assert reference.agrees(got, expected, rtol=rtol), f"{step} at shape {x.shape}, {how}"
 
 
 # ---------------------------------------------------------------------------------------------- softmax
@@ -68,25 +77,65 @@ def test_n_around_block_sizes(step, N):
 
 
 @every_softmax
-@pytest.mark.parametrize("M", [1, 2, 255, 256, 257, 600])
+@pytest.mark.parametrize("M", [1, 2, 3, 255, 256, 257, 600])
 def test_m_around_block_sizes(step, M):
     assert_right(step, rng(3, M).normal(size=(M, 5)))
 
 
 @pytest.mark.parametrize("block", [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024])
 def test_v1_at_every_block_size(block):
-    assert_right("safe_v1", 4 * rng(4, block).normal(size=(2, 300)), block)
+    assert_right("safe_v1", 4 * rng(4, block).normal(size=(2, 300)), block=block)
 
 
-@pytest.mark.parametrize("step", ["safe_v0", "online_v0"])
+@pytest.mark.parametrize("step", BY_THREAD)
 @pytest.mark.parametrize("block", [1, 33, 1024])
 def test_v0_at_any_block_size(step, block):
-    assert_right(step, rng(5, block).normal(size=(70, 4)), block)
+    assert_right(step, rng(5, block).normal(size=(70, 4)), block=block)
+
+
+@pytest.mark.parametrize("step", BY_SHUFFLE)
+@pytest.mark.parametrize("block", [32, 64, 96, 256, 992, 1024])
+def test_shuffles_at_every_block_size(step, block):
+    assert_right(step, 4 * rng(23, block).normal(size=(3, 301)), block=block)
+
+
+@pytest.mark.parametrize("grid", [1, 2, 3, 6, 7, 8, 30])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_grid_stride_at_any_grid(grid, seed):
+    with cpu_device.settings(seed=seed):        # adverse orders of warps: rows share memory between barriers
+        assert_right("online_v4", rng(24, grid).normal(size=(7, 1001)), grid=grid)
 
 
 @every_softmax
 def test_more_rows_than_grid_y_could_hold(step):
-    assert_right(step, rng(6).normal(size=(66_000, 2)), block=2)
+    block = 32 if step in BY_SHUFFLE else 2
+    with cpu_device.settings(checked=False):
+        assert_right(step, rng(6).normal(size=(66_000, 2)), block=block)
+        assert_right(step, rng(6).normal(size=(65_536, 1)), block=block)
+
+
+@pytest.mark.parametrize("step", BY_VECTOR)
+@pytest.mark.parametrize("x_start", range(4))
+@pytest.mark.parametrize("y_start", range(4))
+def test_any_start_of_a_row(step, x_start, y_start):
+    for N in (1, 2, 3, 4, 5, 8, 31, 64, 130, 515):
+        assert_right(step, 2 * rng(25, N).normal(size=(5, N)), starts=(x_start, y_start))
+
+
+@pytest.mark.parametrize("step", BY_VECTOR)
+@pytest.mark.parametrize("around", [512, 1024, 4096, 16384, 32768])     # where threads or elements a thread change
+def test_n_around_vectors_and_registers(step, around):
+    for N in range(around - 1, around + 2) if around < 4096 else (around - 3, around, around + 1):
+        if N <= STEPS[step].max_n:
+            assert_right(step, 5 * rng(26, N).normal(size=(2, N)), starts=(N % 4, N % 4))
+            assert_right(step, 5 * rng(27, N).normal(size=(1, N)), starts=(3, 0))
+
+
+def test_registers_hold_every_row_up_to_the_limit():
+    step = STEPS["online_v3"]
+    for N in range(1, step.max_n + 1):
+        (threads,), (option,) = step.launch(1, N).block, step.options(N)
+        assert threads <= 1024 and threads * int(option.removeprefix("-DPER_THREAD=")) >= N
 
 
 @pytest.mark.gpu
@@ -166,6 +215,20 @@ def test_a_bad_row_leaves_its_neighbours_alone(step):
 
 
 @every_softmax
+@pytest.mark.parametrize("value", [NAN, INF])
+def test_one_bad_element_anywhere_spoils_its_row(step, value):
+    for N in (7, 69, 530):                      # head, vectors and tail; one thread, several, several warps
+        x = rng(29, N).normal(size=(min(N, 70), N)).astype(np.float32)
+        at = np.linspace(0, N - 1, len(x)).astype(int)
+        x[np.arange(len(x)), at] = value
+        assert np.isnan(run(step, x)).all()
+        x[:] = -INF
+        assert np.isnan(run(step, x)).all()
+        x[np.arange(len(x)), at] = -80.0        # alone in its row
+        assert np.array_equal(run(step, x), (x == -80).astype(np.float32))
+
+
+@every_softmax
 def test_ascending_long_row_within_the_stated_error(step):
     for top in (0.1, 1, 80):
         x = np.linspace(0, top, 4096, dtype=np.float32)[None]
@@ -226,8 +289,16 @@ def test_softmax_refuses(name):
         ladder.softmax(make())
 
 
+@every_softmax
+def test_softmax_call_on_part_of_a_buffer(step):
+    buffer = rng(28).normal(size=1000).astype(np.float32)
+    for start in (1, 2, 3, 4):
+        part = cp.asarray(buffer)[start:start + 630].reshape(7, 90)
+        assert reference.agrees(cp.asnumpy(ladder.softmax(part, step)), reference.softmax(cp.asnumpy(part)))
+
+
 def test_unknown_step_lists_the_known_ones():
-    with pytest.raises(ValueError, match="safe_v0, safe_v1, online_v0"):
+    with pytest.raises(ValueError, match="safe_v0, safe_v1, safe_v2, safe_v3, safe_v4, online_v0"):
         ladder.softmax(cp.asarray(np.ones((1, 1), np.float32)), "attention_tiled")
 
 
@@ -235,6 +306,13 @@ def test_a_row_too_long_is_refused(monkeypatch):
     monkeypatch.setattr(ladder, "MAX_N", 7)
     with pytest.raises(ValueError, match="split the row"):
         ladder.softmax(cp.asarray(np.ones((1, 8), np.float32)))
+
+
+def test_a_row_too_long_for_the_registers_is_refused():
+    row = cp.asarray(np.ones((1, 32_769), np.float32))
+    with pytest.raises(ValueError, match=r"32,769 is above 32,768, the limit of online_v3: .*online_v2"):
+        ladder.softmax(row, "online_v3")
+    assert reference.agrees(cp.asnumpy(ladder.softmax(row, "online_v2")), np.full((1, 32_769), 1 / 32_769))
 
 
 # -------------------------------------------------------------------------------------------- attention
@@ -427,7 +505,8 @@ def test_catalogue_entry(key):
     threads = int(np.prod(launch.block))
     assert 32 <= threads <= 1024 and threads % 32 == 0
     if step.reads:
-        assert f"{step.reads} reads and {step.writes} write per element" in source
+        assert f"{step.reads} read{'s' * (step.reads > 1)} and {step.writes} write per element" in source
+        assert len((snippets.ROOT / step.file).read_text().splitlines()) <= 60
 
 
 # ----------------------------------------------------------------- on the CPU device: counters and sanitizer
@@ -435,14 +514,22 @@ def test_catalogue_entry(key):
 
 @every_softmax
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_counted_traffic_is_what_the_step_promises(step, seed):
-    M, N = 40, 333
-    x, y = cp.asarray(rng(19).normal(size=(M, N)).astype(np.float32)), cp.empty((M, N), dtype=np.float32)
+@pytest.mark.parametrize("M, N", [(40, 333), (3, 4096), (2, 17_001)])
+def test_counted_traffic_is_what_the_step_promises(step, seed, M, N):
+    rows = rng(19).normal(size=(M, N)).astype(np.float32)
+    x, y = cp.asarray(rows), cp.asarray(np.full((M, N), NAN, np.float32))
     launch = STEPS[step].launch(M, N)
-    counters = count(ladder.kernel(STEPS[step].file, STEPS[step].entry), launch.grid, launch.block,
-                     (x, y, np.int32(M), np.int32(N)), shared_mem=launch.shared_mem, outputs=(y,), seed=seed)
-    assert counters.loads.instructions == STEPS[step].reads * M * N
-    assert counters.stores.instructions == STEPS[step].writes * M * N
+    kernel = ladder.kernel(STEPS[step].file, STEPS[step].entry, STEPS[step].options(N))
+    counters = count(kernel, launch.grid, launch.block, (x, y, np.int32(M), np.int32(N)), shared_mem=launch.shared_mem,
+                     outputs=(y,), seed=seed)
+    assert counters.loads.bytes == STEPS[step].reads * rows.nbytes
+    assert counters.stores.bytes == STEPS[step].writes * rows.nbytes
+    assert counters.local.instructions == 0
+    if step in BY_VECTOR and N % 4 == 0:
+        assert counters.loads.instructions == STEPS[step].reads * M * N / 4
+        assert counters.stores.instructions == M * N / 4
+    if not on_gpu:                              # else `count` ran on a copy
+        assert reference.agrees(cp.asnumpy(y), reference.softmax(rows), rtol=tolerance(step, rows))
 
 
 @pytest.mark.parametrize("D", [64, 128])

@@ -1,6 +1,7 @@
 """Read what Nsight Compute counts for every kernel of the course, and write it as a record beside the timings.
 
     python tools/profile_counters.py            # profiles itself with ncu and writes helpers/data/results/…-ncu.json
+    compute-sanitizer --tool racecheck python tools/profile_counters.py --launch --small    # the same launches, sanitized
 
 The CPU device must count the same requests, sectors and instructions; tests/test_counters.py holds the two together.
 """
@@ -53,19 +54,19 @@ def cases() -> list[tuple[str, tuple]]:
     found = []
     for key, step in STEPS.items():
         small, large = (SMALL, LARGE) if step.reads is not None else (ATTENTION, LARGE_ATTENTION)
-        found += [(key, shape) for shape in small + large if shape[-1] <= step.max_n]
+        found += [(key, shape) for shape in (small if "--small" in sys.argv else small + large) if shape[-1] <= step.max_n]
     return found
 
 
 def launch() -> None:
-    """Launch every case once, on random data."""
+    """Launch every case once, on random data; small ones copied from the host, so that initcheck sees them written."""
+    rng = (np if "--small" in sys.argv else cp).random.default_rng(0)
     for key, shape in cases():
-        rng = cp.random.default_rng(0)
         if STEPS[key].reads is not None:
-            softmax(rng.standard_normal(shape, dtype=cp.float32), key)
+            softmax(cp.asarray(rng.standard_normal(shape, dtype=np.float32)), key)
         else:
             BH, Sq, Sk, D, causal = shape
-            q, k, v = (rng.standard_normal((BH, S, D), dtype=cp.float32) for S in (Sq, Sk, Sk))
+            q, k, v = (cp.asarray(rng.standard_normal((BH, S, D), dtype=np.float32)) for S in (Sq, Sk, Sk))
             attention(q, k, v, key, causal)
     cp.cuda.Device().synchronize()
 

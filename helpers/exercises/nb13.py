@@ -1,1 +1,266 @@
-"""Exercises of notebook 13."""
+"""Exercises of notebook 13: counting by hand, and two kernels that are judged on the CPU device."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from helpers import cpu_device, reference
+from helpers.exercises import Wrong, exercise
+from helpers.snippets import load
+
+# --------------------------------------------------------------------------------------------------- 13-plan
+
+_PLAN = (8, 190, 2, 24, 2138)
+
+
+@exercise(
+    "13-plan", "Plan a launch by hand",
+    hints=(
+        "Queries: ceil(1000 / 128) blocks. Each of them walks over all keys. Keys: ceil(3010 / 32) tiles.",
+        "A block meets two barriers in every tile. What the last tile or block is short of follows from the two ceilings.",
+        "Query i sees the keys up to i + Sk - Sq. The first block ends with query 127, which therefore sees "
+        "127 + 2010 + 1 keys.",
+    ),
+    solution=_PLAN,
+    wrong={
+        "once per query": ((1000, 190, 2, 24, 2138), "once for a block"),
+        "floor of the blocks": ((7, 190, 2, 24, 2138), "7 blocks hold 896"),
+        "once": ((1, 190, 2, 24, 2138), "own copy"),
+        "one barrier a tile": ((8, 95, 2, 24, 2138), "two"),
+        "floor of the tiles": ((8, 188, 2, 24, 2138), "last tile counts"),
+        "all blocks": ((8, 1520, 2, 24, 2138), "of one block"),
+        "a full last tile": ((8, 190, 32, 24, 2138), "94 full tiles"),
+        "keys missing": ((8, 190, 30, 24, 2138), "missing"),
+        "queries left": ((8, 190, 2, 104, 2138), "without a query"),
+        "top-left mask": ((8, 190, 2, 24, 128), "bottom right"),
+        "one too few": ((8, 190, 2, 24, 2137), "key 0"),
+        "the first query": ((8, 190, 2, 24, 2011), "last query of the block"),
+        "the mask forgotten": ((8, 190, 2, 24, 3010), "hides"),
+    },
+)
+def _judge_plan(answer):
+    try:
+        values = [float(v) for v in answer]
+    except (TypeError, ValueError):
+        raise Wrong("give five numbers: reads, barriers, last_tile, idle, causal_keys") from None
+    if len(values) != 5:
+        raise Wrong(f"give five numbers; you gave {len(values)}")
+    told = (
+        {1000: "reads: a query does not fetch K by itself; a tile is fetched once for a block of 128 queries",
+         7: "reads: 7 blocks hold 896 queries; the other 104 need a block too",
+         1: "reads: blocks do not share: each block fetches its own copy of every tile"},
+        {95: "barriers: there are two in every turn of the tile loop",
+         188: "barriers: 94 tiles hold 3008 keys; the last tile counts too",
+         1520: "barriers: that is the sum over all blocks; asked is what the threads of one block meet"},
+        {32: "last_tile: 94 full tiles hold 3008 of the 3010 keys",
+         30: "last_tile: that is how many keys are missing in it; asked is how many it holds"},
+        {104: "idle: the last block has 104 queries; asked is how many of its 128 threads are without a query"},
+        {128: "causal_keys: the mask is aligned at the bottom right; Sk - Sq = 2010 more keys are visible",
+         2137: "causal_keys: query 127 sees the keys 0 to 2137; do not forget key 0",
+         2011: "causal_keys: that is what query 0 sees; the last query of the block sees the most",
+         3010: "causal_keys: the first block lies far from the end; the mask hides keys from all of its queries"},
+    )
+    names = ("reads", "barriers", "last_tile", "idle", "causal_keys")
+    for value, want, known, name in zip(values, _PLAN, told, names, strict=True):
+        if value != want:
+            raise Wrong(known.get(value, f"{name}: not {value:g}; write down what the first and the last block do"))
+
+
+# ----------------------------------------------------------------------------------------- kernels, in general
+
+
+def _launch(answer, entry: str, threads: int, queries: int, q, k, v, seed: int = 0):
+    """Run the learner's kernel on the CPU device: (o, counters).  What it diagnoses becomes the hint."""
+    if not isinstance(answer, str):
+        raise Wrong('pass the source of the kernel: load("exercises/13_….cu")')
+    source = load(answer) if answer.endswith(".cu") else answer
+    arrays = [cpu_device.asarray(np.asarray(a, np.float32)) for a in (q, k, v)]
+    o = cpu_device.empty(q.shape, np.float32)
+    args = (*arrays, o, np.int32(len(q)), np.int32(len(k)), np.float32(q.shape[1] ** -0.5))
+    size = f"Sq = {len(q)}, Sk = {len(k)}"
+    try:
+        kernel = cpu_device.RawKernel(source, entry, options=("-std=c++17",))
+        with cpu_device.settings(checked=True, outputs=(o,), seed=seed, seconds=20.0) as settings:
+            kernel((-(-len(q) // queries),), (threads,), args)
+            return o.get(), settings.last
+    except cpu_device.CompileException as error:
+        lines = [line for line in str(error).splitlines() if "error" in line] or str(error).splitlines()
+        raise Wrong(f"the kernel does not compile: {lines[0].strip()}") from None
+    except (cpu_device.CUDADriverError, cpu_device.NoCompiler, TypeError) as error:
+        raise Wrong(str(error).splitlines()[0]) from None
+    except cpu_device.KernelError as error:
+        raise Wrong(f"{size}: {_diagnosis(error)}") from None
+
+
+def _diagnosis(error) -> str:
+    first = str(error).splitlines()[0].split(": ", 1)[-1]
+    where = f" (line {error.line})" if error.line else ""
+    if error.kind == "race" and " reads " in first:
+        return f"a race on {error.array}: a thread reads it before the thread that loads it has passed a barrier"
+    if error.kind == "race":
+        return f"a race on {error.array}: a thread loads the next tile while others still read this one"
+    if error.kind == "barrier":
+        return "a barrier that not all threads reach: some have returned, and with them went their part of every tile"
+    if error.kind == "out_of_bounds" and error.array in ("k", "v"):
+        return f"{error.array} is read behind its end{where}: the last tile holds fewer keys than KEYS"
+    if error.kind == "out_of_bounds" and error.array in ("q", "o"):
+        return f"{error.array} is touched behind its end{where}: the last block has threads without a query"
+    if error.kind == "uninitialized":
+        return f"{error.array} is read{where} where nobody has loaded it"
+    if error.kind == "unwritten":
+        query = error.index // 32 if error.index is not None else 0
+        return f"the kernel leaves outputs unwritten, the first of them for query {query}"
+    return first
+
+
+def _agrees(got, q, k, v, atol: float = 2e-5) -> bool:
+    expected, _ = reference.attention(q, k, v)
+    return reference.agrees(got, expected, atol=atol, rtol=np.inf)
+
+
+def _qkv(Sq: int, Sk: int, seed: int = 13):
+    rng = np.random.default_rng([seed, Sq, Sk])
+    return [rng.standard_normal((n, 32)).astype(np.float32) for n in (Sq, Sk, Sk)]
+
+
+def _moved(Sq: int, Sk: int, levels):
+    """Inputs whose query i has scores near levels[i]."""
+    q, k, v = _qkv(Sq, Sk)
+    q[:, 0], k[:, 0] = np.asarray(levels, np.float32), np.float32(32**0.5)
+    return q, k, v
+
+
+def _judge_values(run) -> None:
+    """Values and NaN, for a kernel that `run(q, k, v)` launches; sizes so chosen that each mistake has its own hint."""
+    for Sq, Sk in ((64, 16), (64, 48), (128, 32), (100, 32), (64, 5), (64, 40), (65, 17), (1, 1), (3, 100), (200, 5)):
+        q, k, v = _qkv(Sq, Sk)
+        got = run(q, k, v)
+        if _agrees(got, q, k, v):
+            continue
+        where, full = f"Sq = {Sq}, Sk = {Sk}: ", Sk - Sk % 16
+        if full < Sk and (not full and np.isnan(got).all() or full and _agrees(got, q, k[:full], v[:full])):
+            raise Wrong(f"{where}the result leaves out the last {Sk % 16} keys, which do not fill a tile")
+        if Sq > 64 and _agrees(got[:64], q[:64], k, v):
+            raise Wrong(f"{where}the first 64 queries are right, later ones are not")
+        if Sk > 16 and _agrees(got, q, k[-(Sk % 16 or 16):], v[-(Sk % 16 or 16):]):
+            raise Wrong(f"{where}only the last tile counts; the state must go on from tile to tile")
+        raise Wrong(f"{where}the values differ from the float64 result")
+    for name, levels in (("near -300", np.full(70, -300)), ("near 300", np.full(70, 300)),
+                         ("near 300 for some queries and near -300 for others", np.where(np.arange(150) // 7 % 2, 300, -300))):
+        q, k, v = _moved(len(levels), 40, levels)
+        if not _agrees(run(q, k, v), q, k, v, atol=2e-3):
+            why = "; with which m does a query start that has seen no key?" if levels.max() < 0 else "; m must be this query's own maximum"
+            raise Wrong(f"scores {name}: the result is wrong{why}")
+    q, k, v = _qkv(70, 40)
+    for at in (0, 39):
+        spoiled = k.copy()
+        spoiled[at, 3] = np.nan
+        if not np.isnan(run(q, spoiled, v)).all():
+            raise Wrong(f"key {at} holds a NaN and every query sees it, but some outputs hide it")
+
+
+# ------------------------------------------------------------------------------------------------- 13-repair
+
+_REPAIRED = load("solutions/13_repair.cu")
+_LOADED = "        __syncthreads();\n\n"
+_QUERY, _LEAVE = "    float Q[D], O[D], m", "    if (i >= Sq) return;\n"
+
+
+def _changed(source: str, *pairs: tuple[str, str]) -> str:
+    """`source` with replacements; one that does not apply leaves it right, which the tests of the exercises notice."""
+    for old, new in pairs:
+        source = source.replace(old, new)
+    return source
+
+
+@exercise(
+    "13-repair", "Repair a tiled kernel",
+    hints=(
+        "check names one mistake at a time, with the sizes that show it. Repair that one, save the file, run check again.",
+        "Two concern threads that work for others: a thread without a query still has to load its part of the tile, and a "
+        "fast thread must not load the next tile while a slow one reads this one.",
+        "Two concern values: how many keys the last tile holds, and which m stands for no keys at all. "
+        'show_diff("exercises/13_repair.cu", "solutions/13_repair.cu") shows a solution.',
+    ),
+    solution="solutions/13_repair.cu",
+    wrong={
+        "untouched": ("exercises/13_repair.cu", "loads the next tile"),
+        "no barrier after loading": (_changed(_REPAIRED, (_LOADED, "\n")), "has passed a barrier"),
+        "early return": (_changed(_REPAIRED, (_QUERY, _LEAVE + _QUERY)), "not all threads reach"),
+        "tail read": (_changed(_REPAIRED, ("min(KEYS, Sk - start)", "KEYS")), "fewer keys than KEYS"),
+        "tail dropped": (_changed(_REPAIRED, ("start < Sk;", "start + KEYS <= Sk;")), "do not fill a tile"),
+        "tail not loaded": (_changed(_REPAIRED, ("j < count;", "j < KEYS;")), "nobody has loaded"),
+        "no guard at the end": (_changed(_REPAIRED, (_LEAVE, "")), "o is touched behind its end"),
+        "no guard at the start": (_changed(_REPAIRED, ("i < Sq ? q[i * D + c] : 0", "q[i * D + c]")), "q is touched"),
+        "m starts at 0": (_changed(_REPAIRED, ("m = NEG_INF, d", "m = 0, d")), "near -300"),
+        "O not rescaled": (_changed(_REPAIRED, ("O[c] * factor", "O[c]")), "differ"),
+        "a NaN lost": (_changed(_REPAIRED, ("nan_max(m, s)", "fmaxf(m, s)"), ("p = expf(s - m_new)", "p = s == s ? expf(s - m_new) : 0")),
+                       "hide it"),
+        "half written": (_changed(_REPAIRED, ("c < D; ++c) o[i", "c < D / 2; ++c) o[i")), "unwritten"),
+        "does not compile": (_changed(_REPAIRED, ("m = NEG_INF, d", "m = -INF, d")), "does not compile"),
+    },
+)
+def _judge_repair(answer):
+    def run(q, k, v):
+        first, _ = _launch(answer, "attention_repair", 64, 64, q, k, v)
+        again, _ = _launch(answer, "attention_repair", 64, 64, q, k, v, seed=5)
+        if not np.array_equal(first, again, equal_nan=True):
+            raise Wrong(f"Sq = {len(q)}, Sk = {len(k)}: the result depends on the order in which warps run")
+        return first
+
+    _judge_values(run)
+
+
+# -------------------------------------------------------------------------------------------- 13-two-queries
+
+_TWO = load("solutions/13_two_queries.cu")
+_TWICE = _changed(  # both queries, one walk over the keys for each
+    _REPAIRED, ("attention_repair", "attention_two_queries"), ("n += QUERIES", "n += 64"),
+    ("i = blockIdx.x * QUERIES + t;\n", "first = blockIdx.x * 128 + t;\n    for (int i = first; i < first + 128; i += 64) {\n"),
+    (_LEAVE, "    if (i < Sq)\n"), ("O[c] / d;\n}", "O[c] / d;\n    }\n}"))
+_KEY = ("const float key = K[j][c];      // fetched once, used twice\n", "dot[r] += Q[r][c] * key;")
+
+
+@exercise(
+    "13-two", "Two queries a thread",
+    hints=(
+        "Everything that belongs to one query becomes an array of two: Q[2][D], O[2][D], m[2], d[2]. The tile and its two "
+        "barriers stay as they are.",
+        "In the loop over keys: take const float key = K[j][c] into a register and add Q[r][c] * key to dot[r] for r = 0 "
+        "and 1. The same for V. S needs room for both queries.",
+        "Each of the two queries needs its own guard query < Sq, at the start and at the end. "
+        'show_diff("exercises/13_two_queries.cu", "solutions/13_two_queries.cu") shows a solution.',
+    ),
+    solution="solutions/13_two_queries.cu",
+    wrong={
+        "untouched": ("exercises/13_two_queries.cu", "unwritten, the first of them for query 64"),
+        "one after the other": (_TWICE, "twice as much"),
+        "fetched for each query": (_changed(_TWO, (_KEY[0], "\n"), (_KEY[1], "dot[r] += Q[r][c] * ((volatile float*)K[j])[c];")),
+                                   "more than one number"),
+        "the first query twice": (_changed(_TWO, ("dot[r] += Q[r][c]", "dot[r] += Q[0][c]")), "later ones are not"),
+        "one maximum for both": (_changed(_TWO, ("nan_max(m_new[r], S[r][j][t])", "nan_max(m_new[r], S[0][j][t])")),
+                                 "for others"),
+        "no guard": (_changed(_TWO, ("query < Sq ? q[query * D + c] : 0", "i < Sq ? q[query * D + c] : 0")), "q is touched"),
+        "early return": (_changed(_TWO, ("    float Q[2][D]", "    if (i >= Sq) return;\n    float Q[2][D]")), "not all threads reach"),
+        "no second barrier": (_changed(_TWO, ("        __syncthreads();\n    }", "    }")), "loads the next tile"),
+        "tail dropped": (_changed(_TWO, ("start < Sk;", "start + KEYS <= Sk;")), "do not fill a tile"),
+    },
+)
+def _judge_two(answer):
+    def run(q, k, v):
+        got, counters = _launch(answer, "attention_two_queries", 64, 128, q, k, v)
+        again, _ = _launch(answer, "attention_two_queries", 64, 128, q, k, v, seed=5)
+        if not np.array_equal(got, again, equal_nan=True):
+            raise Wrong(f"Sq = {len(q)}, Sk = {len(k)}: the result depends on the order in which warps run")
+        fetched.append(counters.shared_loads.bytes / (4 * counters.threads * len(k) * 64))
+        loaded.append(counters.loads.bytes / (4 * (-(-len(q) // 128) * len(k) * 64 + q.size)))
+        return got
+
+    fetched, loaded = [], []
+    _judge_values(run)
+    if max(loaded) > 1.5:
+        raise Wrong("the result is right, but every tile is loaded twice: that fetches twice as much from memory; "
+                    "walk over the keys once, with both queries")
+    if max(fetched) > 1.25:
+        raise Wrong(f"the result is right, but a thread fetches {max(fetched):.2g} numbers from shared memory where one would do: "
+                    "that is more than one number a key and column")

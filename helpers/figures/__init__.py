@@ -4,7 +4,7 @@ from importlib import import_module
 
 from . import style
 
-__all__ = ["style", "overflow", "online", "merging", "attention", "kernels"]
+__all__ = ["style", "overflow", "online", "merging", "attention", "kernels", "tiled"]
 
 
 def __getattr__(name: str):
