@@ -40,15 +40,23 @@ def access_map(kernel, grid, block, args, *, shared_mem: int = 0, limit: int = 1
 
 def _observe(kernel, grid, block, args, shared_mem, outputs, seed, trace_limit) -> Counters:
     if on_gpu:
-        copies = {id(a): cpu_device.asarray(a.get()) for a in args if isinstance(a, cp.ndarray)}
+        copies = {id(a): _on_cpu_device(a) for a in (*args, *outputs) if isinstance(a, cp.ndarray)}
         args = tuple(copies.get(id(a), a) for a in args)
-        outputs = tuple(copies[id(a)] for a in outputs)
+        outputs = tuple(copies.get(id(a), a) for a in outputs)
         kernel = cpu_device.RawKernel(kernel.code, kernel.name, kernel.options)
         if shared_mem > kernel.max_dynamic_shared_size_bytes:
             kernel.max_dynamic_shared_size_bytes = shared_mem
     with cpu_device.settings(checked=True, outputs=tuple(outputs), seed=seed, trace_limit=trace_limit) as settings:
         kernel(grid, block, args, shared_mem=shared_mem)
         return settings.last
+
+
+def _on_cpu_device(array):
+    """A copy of a GPU array; of a view that is not contiguous one that is not either, so that it is refused alike."""
+    host = array.get()
+    if array.flags.c_contiguous:
+        return cpu_device.asarray(host)
+    return cpu_device.asarray(np.stack([host, host], axis=-1))[..., 0]
 
 
 # ------------------------------------------------------------------------------------------------ timing

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import matplotlib
 import numpy as np
 
 from helpers import reference
-from helpers.figures.style import BLUE, GREEN, GREY, ORANGE, RC, SKY, VERMILLION, new_figure, show
+from helpers.figures.style import BLUE, GREEN, GREY, ORANGE, SKY, VERMILLION, new_figure, show
 
 GIB = 2**30
 
