@@ -44,8 +44,8 @@ def _inline(name: str, seen: set[str]) -> str:
         if included not in seen and not (ROOT / included).is_file():
             return match[0]  # not ours: left to the compiler
         following = body.count("\n", 0, match.end()) + 2
-        pasted = "" if included in seen else _inline(included, seen)
-        return f'{pasted}\n#line {following} "{name}"'
+        pasted = "" if included in seen else _inline(included, seen).rstrip("\n") + "\n"
+        return f'{pasted}#line {following} "{name}"'
 
     return f'#line 1 "{name}"\n{_INCLUDE.sub(paste, body)}'
 
