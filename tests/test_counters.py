@@ -19,6 +19,7 @@ UNROLLED = ("nvcc unrolls the strided loop by four; in a row whose end cuts a wa
 MERGED = ("nvcc merges the loads of four neighbouring floats of K and V into one 16-byte load: a quarter of the requests, "
           "half the wavefronts")
 STATE = "nvcc moves the two floats of a State in shared memory as one 8-byte access, the CPU's compiler as two"
+ARBITRATION = "the hardware now and then counts a conflict between two instructions, not between the lanes of one"
 REQUESTS, SECTORS = ("load_requests", "store_requests"), ("load_sectors", "store_sectors")
 SHARED = ("shared_load_wavefronts", "shared_store_wavefronts")
 # kernels (a pattern), shape (None: all), counters -> why, and the least and largest ratio of the GPU's count to ours
@@ -70,4 +71,7 @@ def test_counters_equal_nsight_compute(row):
         if re.fullmatch(kernels, row["kernel"]) and shape in (None, row["shape"]):
             for name in names:
                 assert low <= row[name] / counted.pop(name) <= high, (name, why)
+    for name in [name for name in counted if name.endswith("conflicts")]:
+        stray = row[name] - counted.pop(name)
+        assert 0 <= stray <= 1 + row["shared_load_wavefronts"] // 500, (name, ARBITRATION)
     assert counted == {name: row[name] for name in counted}
