@@ -1,0 +1,31 @@
+// Solution of exercise 07-c: the LSE of every row, one warp a row.
+//
+// New:    against the exercise: 5 exchanges of (m, d), each followed by the merge.  Two empty states stay empty.
+// Launch: one row a block of 32 threads: grid M.
+// Limits: rows may be shorter than 32, masked in part or in whole (LSE -inf), or hold a NaN (LSE NaN).
+#include "common.h"
+
+extern "C" __global__ void row_lse(const float* __restrict__ x, float* __restrict__ lse, int M, int N) {
+    const int lane = threadIdx.x;
+    x += (long long)blockIdx.x * N;
+
+    float m = NEG_INF, d = 0;
+    for (int j = lane; j < N; j += 32) {
+        const float x_j = x[j];
+        if (x_j == NEG_INF) continue;
+        const float m_new = nan_max(m, x_j);
+        d = d * expf(m - m_new) + expf(x_j - m_new);
+        m = m_new;
+    }
+
+    for (int bit = 16; bit > 0; bit /= 2) {
+        const float m_other = __shfl_xor_sync(0xffffffff, m, bit);
+        const float d_other = __shfl_xor_sync(0xffffffff, d, bit);
+        const float m_new = nan_max(m, m_other);
+        if (m_new == NEG_INF) continue;             // both empty; no shuffle is left out by that
+        d = d * expf(m - m_new) + d_other * expf(m_other - m_new);
+        m = m_new;
+    }
+
+    if (lane == 0) lse[blockIdx.x] = m + logf(d);
+}
