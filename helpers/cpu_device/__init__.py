@@ -13,23 +13,31 @@ from types import SimpleNamespace
 import numpy as _np
 
 from . import clock as _clock
-from .array import (array, asarray, ascontiguousarray, asnumpy, empty, empty_like, full, full_like, ndarray, numpy_function,
-                    ones, zeros, zeros_like)
+from .array import (arena, array, asarray, ascontiguousarray, asnumpy, copyto, empty, empty_like, from_dlpack, full, full_like, ndarray,
+                    numpy_function, ones, ones_like, zeros, zeros_like)
 from .errors import CompileException, CUDADriverError, KernelError, NoCompiler
 from .kernel import RawKernel, RawModule, current, settings
 
 __all__ = [
     "CompileException", "CUDADriverError", "KernelError", "NoCompiler", "RawKernel", "RawModule", "array", "asarray", "ascontiguousarray",
-    "asnumpy", "cuda", "current", "empty", "empty_like", "full", "full_like", "ndarray", "ones", "settings", "zeros", "zeros_like",
+    "asnumpy", "copyto", "cuda", "current", "empty", "empty_like", "from_dlpack", "full", "full_like", "get_default_memory_pool", "ndarray",
+    "ones", "ones_like", "settings", "zeros", "zeros_like",
 ]
 
 cuda = SimpleNamespace(
     is_available=lambda: False,
     Device=_clock.Device, Event=_clock.Event, Stream=_clock.Stream, get_elapsed_time=_clock.get_elapsed_time,
+    get_current_stream=lambda: _clock.Stream.null,
     driver=SimpleNamespace(CUDADriverError=CUDADriverError),
     compiler=SimpleNamespace(CompileException=CompileException),
-    runtime=SimpleNamespace(getDeviceCount=lambda: 0),
+    runtime=SimpleNamespace(getDeviceCount=lambda: 0, deviceSynchronize=lambda: None),
 )
+
+
+def get_default_memory_pool():
+    """CuPy's memory pool, as far as it can be asked: bytes that arrays hold.  Freed memory is given back at once."""
+    used = lambda: sum(a.nbytes for a in arena.live())  # noqa: E731
+    return SimpleNamespace(used_bytes=used, total_bytes=used, free_all_blocks=lambda: None)
 
 
 def __getattr__(name: str):

@@ -89,6 +89,7 @@ class ndarray:
         return self._host.__index__()
 
     def __dlpack__(self, **kwargs):
+        self._allocation.initialized = True  # whoever gets it may write it unseen
         return self._host.__dlpack__(**kwargs)
 
     def __dlpack_device__(self):
@@ -105,10 +106,23 @@ class ndarray:
         return wrap(np.asarray(part))
 
     def __setitem__(self, key, value):
+        whole = key is Ellipsis or (isinstance(key, slice) and key == slice(None))
+        if whole and isinstance(value, np.ndarray) and value.shape == self.shape and value.dtype == self.dtype:
+            return self.set(value)  # the one case in which CuPy takes a NumPy array
         key = _plain(key)
         self._host[key] = _plain(value, scalars_only=True)
+        self._mark_written(key)
+
+    def _mark_written(self, key=Ellipsis) -> None:
         if not self._allocation.initialized and self.size:
             arena.shadow_of(self._host)[key] = written_mark(self.itemsize)
+
+    def set(self, value: np.ndarray) -> None:
+        """Copy a NumPy array of the same shape and dtype into this one."""
+        if not isinstance(value, np.ndarray) or value.shape != self.shape or value.dtype != self.dtype:
+            raise ValueError(f"set() needs a NumPy array of shape {self.shape} and dtype {self.dtype}")
+        self._host[...] = value
+        self._mark_written()
 
     def reshape(self, *shape):
         host = self._host.reshape(*shape)
@@ -123,6 +137,12 @@ class ndarray:
     def transpose(self, *axes):
         return self._view(self._host.transpose(*axes))
 
+    def swapaxes(self, a, b):
+        return self._view(self._host.swapaxes(a, b))
+
+    def squeeze(self, axis=None):
+        return self._view(self._host.squeeze(axis))
+
     def copy(self):
         return wrap(self._host)
 
@@ -132,8 +152,11 @@ class ndarray:
     def fill(self, value):
         self[...] = value
 
+    def __array_function__(self, function, types, args, kwargs):
+        return _call(function, args, kwargs)
+
     def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
-        return wrap(getattr(ufunc, method)(*_plain(inputs, scalars_only=True), **{k: _plain(v) for k, v in kwargs.items()}))
+        return _call(getattr(ufunc, method), inputs, kwargs)
 
 
 def _plain(value, scalars_only: bool = False):
@@ -145,6 +168,17 @@ def _plain(value, scalars_only: bool = False):
     if isinstance(value, (tuple, list)):
         return type(value)(_plain(v, scalars_only) for v in value)
     return value
+
+
+def _call(function, args, kwargs):
+    """A NumPy function on device arrays: arguments in, results - or `out` - back on the device."""
+    out = kwargs.get("out")
+    result = function(*_plain(tuple(args), scalars_only=True), **{k: _plain(v, scalars_only=True) for k, v in kwargs.items()})
+    if out is None:
+        return wrap(result)
+    for array in out if isinstance(out, tuple) else (out,):
+        array._mark_written()
+    return out[0] if isinstance(out, tuple) and len(out) == 1 else out
 
 
 def wrap(value):
@@ -171,7 +205,7 @@ def _operator(name):
 def _in_place(name):
     def method(self, other):
         getattr(self._host, name)(_plain(other, scalars_only=True))
-        return self
+        return self  # (nothing new is written: an element that was not, stays garbage)
     method.__name__ = name
     return method
 
@@ -186,12 +220,13 @@ ndarray.__hash__ = None
 
 def _reduction(name):
     def method(self, *args, **kwargs):
-        return wrap(getattr(self._host, name)(*args, **kwargs))
+        return _call(getattr(self._host, name), args, kwargs)
     method.__name__ = name
     return method
 
 
-for _name in "max min sum mean std var all any argmax argmin prod cumsum round clip".split():
+for _name in ("max min sum mean std var all any argmax argmin prod cumsum cumprod round clip dot argsort nonzero take repeat flatten "
+              "trace conj").split():
     setattr(ndarray, _name, _reduction(_name))
 
 
@@ -202,7 +237,9 @@ def asarray(a, dtype=None, order=None) -> ndarray:
     """`a` on the device: the same object if it is there already, a copy of a NumPy array or nested list otherwise."""
     if isinstance(a, ndarray):
         return a if dtype is None or a.dtype == dtype else a.astype(dtype)
-    return wrap(np.array(a, dtype=dtype, order=order or "C", copy=True, ndmin=0))
+    if hasattr(a, "__dlpack__") and not isinstance(a, np.ndarray):  # another library's array, such as a torch tensor
+        a = np.from_dlpack(a)
+    return wrap(np.array(a, dtype=dtype, order=order or "C"))
 
 
 def array(a, dtype=None, copy=True) -> ndarray:
@@ -241,8 +278,23 @@ def zeros_like(a, dtype=None) -> ndarray:
     return full(a.shape, 0, dtype or a.dtype)
 
 
+def ones_like(a, dtype=None) -> ndarray:
+    return full(a.shape, 1, dtype or a.dtype)
+
+
 def full_like(a, fill_value, dtype=None) -> ndarray:
     return full(a.shape, fill_value, dtype or a.dtype)
+
+
+def copyto(dst: ndarray, src, casting="same_kind", where=True) -> None:
+    np.copyto(dst._host, _plain(src, scalars_only=True), casting=casting, where=_plain(where))
+    if where is True:
+        dst._mark_written()
+
+
+def from_dlpack(array) -> ndarray:
+    """A copy of another library's CPU array on the device (on a GPU, CuPy would share the memory)."""
+    return wrap(np.array(np.from_dlpack(array)))
 
 
 def asnumpy(a) -> np.ndarray:
@@ -253,11 +305,13 @@ def asnumpy(a) -> np.ndarray:
 def numpy_function(name: str):
     """The NumPy function `name` for device arrays: arguments in, results back on the device."""
     function = getattr(np, name)
+    if isinstance(function, type(np)):
+        raise AttributeError(f"the CPU device has no module {name!r}: use np.{name} and move the result with cp.asarray(...)")
     if not callable(function) or isinstance(function, type):
         return function
 
     def on_device(*args, **kwargs):
-        return wrap(function(*_plain(args), **{k: _plain(v) for k, v in kwargs.items()}))
+        return _call(function, args, kwargs)
 
     on_device.__name__, on_device.__doc__ = name, function.__doc__
     return on_device

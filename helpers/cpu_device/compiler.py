@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -17,8 +19,15 @@ from .errors import CompileException, CUDADriverError, NoCompiler
 
 HERE = Path(__file__).parent
 PADDING = 256  # bytes between two __shared__ arrays, so that running over the end of one is seen
-COMMON = ("-std=c++17", "-fPIC", "-w", "-g", "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-ffp-contract=off")
-CHECKED = ("-O1", "-fsanitize=thread", "-mno-red-zone", "-DCPU_DEVICE_CHECKED")
+MACOS = sys.platform == "darwin"
+MACHINE = {"arm64": "aarch64", "AMD64": "x86_64"}.get(platform.machine(), platform.machine())
+NO_RED_ZONE = ("-mno-red-zone",) if MACHINE == "x86_64" else ()  # inserted code pushes
+COMMON = ("-std=c++17", "-fPIC", "-w", "-gdwarf-4", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics",
+          "-fno-math-errno", "-ffp-contract=off", "-fsigned-char", "-fno-delete-null-pointer-checks",
+          "-fno-strict-aliasing",      # kernels look at floats as float4 and as int
+          "-fno-finite-loops",         # an endless loop must not be optimised away: the reader is to hear of it
+          "-fstack-clash-protection")  # a large local array touches the guard page instead of jumping over it
+CHECKED = ("-O1", "-fsanitize=thread", "-DCPU_DEVICE_CHECKED")
 FAST = ("-O2",)
 
 
@@ -27,6 +36,7 @@ class Library:
     """A compiled source: its path, its kernels (name -> entry number), and where its arrays and variables lie."""
 
     path: Path
+    name: str  # of the source
     kernels: dict[str, int]
     parameters: dict[str, list[str]]  # names, from the source
     source: "Source"
@@ -47,7 +57,7 @@ def compiler() -> tuple[str, str]:
             if version.returncode == 0:
                 return path, version.stdout.splitlines()[0]
     raise NoCompiler("Kernels run on the CPU through a C++ compiler and none was found: "
-                     + ("run `xcode-select --install`." if sys.platform == "darwin" else
+                     + ("run `xcode-select --install`." if MACOS else
                         "install one, e.g. `sudo apt install g++` or `conda install -c conda-forge cxx-compiler`."))
 
 
@@ -79,6 +89,15 @@ class Source:
         self.c_names = {n for n, m in self.signatures.items() if m["c"] or re.search(r'extern\s+"C"\s*\{', stripped)}
         self.templates = {n for n, m in self.signatures.items() if m["template"]}
 
+        declared = [m for m in _SHARED.finditer(stripped)]
+        self.element_bytes = {m["name"]: _SIZES.get(m["type"].strip()) for m in declared}  # of __shared__ arrays, where plain
+        self.dynamic_name = next((m["name"] for m in declared if m["extern"]), "dynamic shared memory")
+
+    def arrays_in(self, line: str) -> list[str]:
+        """Names that stand before a bracket in a line and are no parameter of a kernel: arrays declared in a function."""
+        parameters = {p for name in self.signatures for p in self.parameters(name)}
+        return [n for n in re.findall(r"\b([A-Za-z_]\w*)\s*\[", line) if n not in parameters]
+
     def parameters(self, name: str) -> list[str]:
         """Parameter names of a kernel; for `f<float>` those of the template f."""
         match = self.signatures.get(name.split("<")[0].split("::")[-1].strip("& "))
@@ -99,13 +118,21 @@ _KERNEL = re.compile(
 _EXTERN_SHARED = re.compile(
     r"extern\s+(?:__align__\s*\(\s*\d+\s*\)\s*|alignas\s*\([^)]*\)\s*)?__shared__\s+"
     r"(?:__align__\s*\(\s*\d+\s*\)\s*|alignas\s*\([^)]*\)\s*)?(?P<type>[\w:<>,\s]+?)\s*\b(?P<name>\w+)\s*\[\s*\]\s*;")
-_DEVICE_VARIABLE = re.compile(r"(?<!\w)__device__(?=[^;{}()=\[]*[;=\[])")
+_SHARED = re.compile(
+    r"(?P<extern>extern\s+)?(?:__align__\s*\(\s*\d+\s*\)\s*)?__shared__\s+(?:__align__\s*\(\s*\d+\s*\)\s*|alignas\s*\([^)]*\)\s*)?"
+    r"(?P<type>[\w:<>\s]+?)\s*\b(?P<name>\w+)\s*[\[;,=]")
+_SIZES = {"float": 4, "double": 8, "int": 4, "unsigned": 4, "unsigned int": 4, "long long": 8, "unsigned long long": 8, "short": 2,
+          "unsigned short": 2, "char": 1, "unsigned char": 1, "bool": 1, "half": 2, "__half": 2, "__nv_bfloat16": 2, "half2": 4,
+          "__half2": 4, "float2": 8, "float4": 16, "int4": 16}
+_VARIABLE = r"(?=(?:(?!\boperator\b)[^;{}()=\[])*[;=\[])"  # what follows __device__ is a variable, not a function
+_DEVICE_VARIABLE = re.compile(r"(?<!\w)__device__" + _VARIABLE)
+_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<([^>]+)>", re.M)
 
 
 def _rewrite(code: str) -> str:
     code = _EXTERN_SHARED.sub(
-        lambda m: f"static {m['type']} *const {m['name']} = ({m['type']} *)cuda_dynamic_shared();", code)
-    code = re.sub(r"\bstatic\s+(?=__shared__|__constant__|__device__)", "", code)
+        lambda m: f"static {m['type']} *const {m['name']} = ({m['type']} *)cuda_dynamic_memory;", code)
+    code = re.sub(r'\b(?:static|extern\s+"C")\s+(?=__shared__|__constant__|__device__' + _VARIABLE + ")", "", code)
     return _DEVICE_VARIABLE.sub("static __cuda_variable__", code)
 
 
@@ -148,15 +175,17 @@ def build(code: str, name: str, options: tuple[str, ...] = (), expressions: tupl
     Raises `CompileException` with the compiler's words, `NoCompiler` if there is no compiler.
     """
     source = Source(code, name)
+    _refuse_host_headers(source, options)
     kernels = [*expressions, *(n for n in source.signatures if n in source.c_names and n not in source.templates)]
-    text = source.text + "\n" + "\n".join(f"CUDA_ENTRY({i}, &{k})" for i, k in enumerate(kernels))
+    flags, macros = _user_options(options)
+    text = macros + source.text + '\n#line 1 "CUDA_ENTRY"\n' + "\n".join(f"CUDA_ENTRY({i}, &{k})" for i, k in enumerate(kernels))
     path, version = compiler()
-    flags = [*COMMON, *(CHECKED if checked else FAST), *_compiler_specific(version, checked),
-             "-I", str(HERE / "include"), "-include", "cuda_device.h", *_user_options(options)]
-    key = _hash(text, version, *flags, _headers(), *map(str, (PADDING,)))
+    flags = [*COMMON, *(CHECKED + NO_RED_ZONE if checked else FAST), *_compiler_specific(version, checked),
+             "-I", str(HERE / "include"), "-include", "cuda_device.h", *flags]
+    key = _hash(text, version, *flags, _headers(), MACHINE, Path(__file__).read_text())
     library = cache_dir() / f"{key}.so"
     if not library.exists():
-        _compile(path, flags, text, library, source, kernels)
+        _compile(path, flags, text, library, source, checked)
     shared, variables, end = _symbols(library)
     limit = 48 << 10
     used = sum(size for _, _, size in shared[1:])
@@ -164,21 +193,36 @@ def build(code: str, name: str, options: tuple[str, ...] = (), expressions: tupl
         raise CompileException(f"{name}: the __shared__ arrays need {used:,} bytes; arrays of fixed size may have {limit:,} "
                                "(48 KB) together. Use `extern __shared__` and shared_mem= for more.")
     parameters = {k: source.parameters(k) for k in kernels}
-    return Library(library, {k: i for i, k in enumerate(kernels)}, parameters, source, end, shared, variables)
+    return Library(library, name, {k: i for i, k in enumerate(kernels)}, parameters, source, end, shared, variables)
 
 
-def _compile(compiler_path, flags, text, library, source, kernels) -> None:
+def _refuse_host_headers(source: Source, options: tuple[str, ...]) -> None:
+    """A header that this computer has and NVRTC has not would make a kernel that runs here and fails on a GPU."""
+    folders = [HERE / "include", *(Path(o[2:]) for o in _user_options(options)[0])]
+    for file, lines in source.lines.items():
+        for number, text in lines.items():
+            match = _INCLUDE.match(text)
+            if match and not any((folder / match[1]).is_file() for folder in folders):
+                raise CompileException(f'{file}({number}): error: cannot open source file "{match[1]}" (kernels are compiled by NVRTC on a GPU, '
+                                       "which has the headers of CUDA, such as cuda_fp16.h, and none of the host's)")
+
+
+def _compile(compiler_path, flags, text, library, source, checked: bool) -> None:
     with tempfile.TemporaryDirectory(dir=cache_dir()) as folder:
         assembly = Path(folder) / "kernel.s"
         run = subprocess.run([compiler_path, *flags, "-x", "c++", "-S", "-", "-o", str(assembly)], input=text,
                              capture_output=True, text=True, cwd=cache_dir())
         if run.returncode != 0:
             raise CompileException(_explain(run.stderr, source))
-        assembly.write_text(_edit_assembly(assembly.read_text(), "-fsanitize=thread" in flags))
+        text = assembly.read_text(encoding="latin-1")  # strings of the kernel may hold any byte
+        assembly.write_text(_edit_assembly(text, checked, MACHINE), encoding="latin-1")
         built = Path(folder) / "kernel.so"
-        run = subprocess.run([compiler_path, "-shared", "-o", str(built), str(assembly)], capture_output=True, text=True)
+        link = [compiler_path, "-shared", *(["-undefined", "dynamic_lookup"] if MACOS else []), "-o", str(built), str(assembly)]
+        run = subprocess.run(link, capture_output=True, text=True)
         if run.returncode != 0:
             raise CompileException(_explain(run.stderr, source))
+        if MACOS:  # line numbers stay in the object file there, unless collected
+            subprocess.run(["dsymutil", str(built), "-o", f"{library}.dSYM"], capture_output=True)
         os.replace(built, library)
 
 
@@ -191,65 +235,77 @@ def _explain(stderr: str, source: Source) -> str:
     return "\n".join(lines[:40])
 
 
-def _edit_assembly(text: str, checked: bool) -> str:
+_DIVISION = re.compile(r"\s*(v?divs[sd]|fdiv)\s")
+_COUNT_DIVISION = {  # without touching registers or flags
+    "x86_64": "\tpushq\t%rax\n\tmovq\t{0}(%rip), %rax\n\tleaq\t1(%rax), %rax\n\tmovq\t%rax, {0}(%rip)\n\tpopq\t%rax",
+    "aarch64": "\tstp\tx16, x17, [sp, #-16]!\n\tadrp\tx16, {1}\n\tldr\tx17, [x16, {2}]\n\tadd\tx17, x17, #1\n"
+               "\tstr\tx17, [x16, {2}]\n\tldp\tx16, x17, [sp], #16",
+}
+
+
+def _edit_assembly(text: str, checked: bool, machine: str) -> str:
     """Two things no flag does: a gap after each __shared__ array, and a counter at each division."""
-    shared = "cuda_shared" if sys.platform == "linux" else "__DATA,cuda_shared"
-    out, inside = [], False
+    counter = "cuda_divisions_here"
+    low12 = (f"{counter}@PAGE", f"{counter}@PAGEOFF") if MACOS else (counter, f":lo12:{counter}")
+    count = _COUNT_DIVISION[machine].format(counter, *low12)
+    out, in_shared = [], False
     for line in text.splitlines():
         if re.match(r"\s*\.(section|text|data|bss)\b", line):
-            inside = shared in line
-        if checked and re.match(r"\s*v?divs[sd]\s", line):
-            out.append("\tpushfq\n\tincq\tcuda_divisions_here(%rip)\n\tpopfq")
+            in_shared = "cuda_shared" in line
+        if checked and _DIVISION.match(line):
+            out.append(count)
         out.append(line)
-        if inside and re.match(r"\s*\.size\s", line):
-            out.append("")
-        if inside and re.match(r"\s*\.zero\s", line):
+        if in_shared and re.match(r"\s*\.(zero|space)\s", line):
             out.append(f"\t.zero\t{PADDING}")
-    start = '\t.section\t{0},"aw"\n\t.balign\t{1}\n{0}_start:\n'
-    stop = '\n\t.section\t{0},"aw"\n\t.balign\t{1}\n{0}_end:\n'
-    sections = (("cuda_shared", 128), ("cuda_global", 4096))
-    counter = "\n\t.bss\n\t.balign 8\n\t.globl cuda_divisions\n\t.type cuda_divisions, @object\n\t.size cuda_divisions, 8\ncuda_divisions:\ncuda_divisions_here:\n\t.zero 8\n"
-    return ("".join(start.format(*s) for s in sections) + "\n".join(out)
-            + "".join(stop.format(*s) for s in sections) + counter)
+    section = "\n\t.section\t__DATA,{0}\n" if MACOS else '\n\t.section\t{0},"aw"\n'
+    edges = (("cuda_shared", 128), ("cuda_global", mmap.PAGESIZE))
+    before, after = ("".join(f"{section.format(n)}\t.balign\t{align}\n{n}_{edge}:\n" for n, align in edges) for edge in ("start", "end"))
+    exported = "_cuda_divisions" if MACOS else "cuda_divisions"
+    return f"{before}" + "\n".join(out) + f"{after}\n\t.data\n\t.balign\t8\n\t.globl\t{exported}\n{exported}:\n{counter}:\n\t.zero\t8\n"
 
 
 def _symbols(library: Path):
-    text = subprocess.run(["nm", "-S", "-C", "--defined-only", str(library)], capture_output=True, text=True, check=True).stdout
-    edges, sized = {}, []
-    for line in text.splitlines():
-        if m := re.match(r"([0-9a-f]+) ([0-9a-f]+) \w (.+)$", line):
-            sized.append((re.sub(r"^.*::|\.\d+$", "", m[3]), int(m[1], 16), int(m[2], 16)))
-        elif m := re.match(r"([0-9a-f]+) \w (\w+)$", line):
-            edges[m[2]] = int(m[1], 16)
+    """The __shared__ arrays and the device variables of a library: (name, offset, bytes), first each section as a whole."""
+    command = ["nm", "-n", "-C"] if MACOS else ["nm", "-n", "-S", "-C", "--defined-only"]
+    text = subprocess.run([*command, str(library)], capture_output=True, text=True, check=True).stdout
+    found = [(m[3], int(m[1], 16), int(m[2] or "0", 16)) for m in re.finditer(r"^([0-9a-f]+)(?: ([0-9a-f]{8,}))? \w (.+)$", text, re.M)]
+    if MACOS:  # sizes are not recorded there: what lies between two names, without the gap
+        found = [(n.removeprefix("_"), at, max(following - at - PADDING, 1)) for (n, at, _), (_, following, _) in zip(found, found[1:])]
+    edges = {name: offset for name, offset, _ in found}
 
     def section(name):
-        low, high = edges.get(f"{name}_start", 0), edges.get(f"{name}_end", 0)  # the linker drops an empty section
-        inside = sorted((s for s in sized if low <= s[1] < high), key=lambda s: s[1])
-        return [(name, low, high - low), *inside] if high > low and inside else []
+        low, high = edges.get(f"{name}_start", 0), edges.get(f"{name}_end", 0)
+        inside = [(re.sub(r"^.*::|\.\d+$", "", n), at, size) for n, at, size in found if low <= at < high and size and not n.startswith(name)]
+        return [(name, low, high - low), *inside] if inside else []
 
-    return section("cuda_shared"), section("cuda_global"), edges["_end"] if "_end" in edges else library.stat().st_size
+    return section("cuda_shared"), section("cuda_global"), edges.get("_end", library.stat().st_size)
 
 
 def _compiler_specific(version: str, checked: bool) -> list[str]:
+    """No vector instructions, which would merge accesses; and code in the order of the source, see counters.h."""
     if "clang" in version.lower():
-        flags = ["-fno-vectorize", "-fno-slp-vectorize"]
-        return flags + ["-mllvm", "-tsan-instrument-read-before-write=1"] if checked else []
-    return ["-fno-tree-vectorize", "-fno-tree-slp-vectorize"] if checked else []
+        return ["-fno-vectorize", "-fno-slp-vectorize", "-mllvm", "-tsan-instrument-read-before-write=1", "-mllvm", "-disable-block-placement",
+                "-fsanitize=array-bounds", "-fno-sanitize-recover=array-bounds"] if checked else []
+    return ["-fno-gnu-unique", *(["-fno-tree-vectorize", "-fno-tree-slp-vectorize", "-fno-reorder-blocks", "-fsanitize=bounds",
+                                  "-fno-sanitize-recover=bounds"] if checked else [])]
 
 
-def _user_options(options: tuple[str, ...]) -> list[str]:
-    """Of NVRTC's options those that mean something to a C++ compiler: macros and include folders."""
-    kept, options = [], list(options)
+def _user_options(options: tuple[str, ...]) -> tuple[list[str], str]:
+    """Of NVRTC's options those that mean something here: include folders, and macros as text (the header must not see them)."""
+    folders, macros, options = [], "", list(options)
     while options:
         o = options.pop(0)
-        if o in ("-D", "-I", "-U", "--define-macro", "--include-path") and options:
-            o = {"--define-macro": "-D", "--include-path": "-I"}.get(o, o)
-            kept.append(o + options.pop(0))
-        elif o.startswith(("-D", "-I", "-U")):
-            kept.append(o)
-        elif o.startswith("--define-macro="):
-            kept.append("-D" + o.split("=", 1)[1])
-    return kept
+        if o in ("-D", "-I", "-U", "--define-macro", "--undefine-macro", "--include-path") and options:
+            o += ("=" if o.startswith("--") else "") + options.pop(0)
+        o = re.sub("^--(define-macro|undefine-macro|include-path)=", lambda m: {"d": "-D", "u": "-U", "i": "-I"}[m[1][0]], o)
+        name, _, value = o[2:].partition("=")
+        if o.startswith("-I"):
+            folders.append(o)
+        elif o.startswith("-D"):
+            macros += f"#define {name} {value if '=' in o else 1}\n"
+        elif o.startswith("-U"):
+            macros += f"#undef {name}\n"
+    return folders, macros
 
 
 @lru_cache
@@ -270,7 +326,7 @@ def worker_program() -> Path:
     if not program.exists():
         with tempfile.TemporaryDirectory(dir=cache_dir()) as folder:
             built = Path(folder) / "worker"
-            run = subprocess.run([path, "-std=c++17", "-O2", "-g", "-rdynamic", str(HERE / "runtime.cpp"), "-o", str(built), "-ldl"],
+            run = subprocess.run([path, "-std=c++17", "-O2", "-g", "-rdynamic", *NO_RED_ZONE, str(HERE / "runtime.cpp"), "-o", str(built), "-ldl"],
                                  capture_output=True, text=True)
             if run.returncode != 0:
                 raise CompileException(run.stderr)
@@ -281,19 +337,29 @@ def worker_program() -> Path:
 # ---------------------------------------------------------------------------------- addresses back to lines
 
 
-@lru_cache(maxsize=4096)
-def locate(library: Path, pc: int) -> tuple[str, int] | None:
-    """File and line of the call that returns to address `pc` of the library; the innermost line of the .cu file."""
+def locate(library: Path, pcs) -> dict[int, tuple[str, int]]:
+    """File and line of each of the addresses `pcs` where calls return to: the innermost line that is not the header's.
+
+    Addresses that no line of the .cu file is known for are left out.
+    """
+    wanted = sorted({pc for pc in pcs if pc} - {pc for file, pc in _places if file == library})
     tool = shutil.which("addr2line") or shutil.which("llvm-addr2line") or shutil.which("llvm-symbolizer")
-    if not tool or not pc:
-        return None
-    out = subprocess.run([tool, "-i", "-e", str(library), hex(pc - 1)], capture_output=True, text=True).stdout
-    include = str(HERE / "include")
-    for text in out.splitlines():
-        file, _, line = text.split(" (")[0].rpartition(":")
-        if line.isdigit() and not file.startswith(include) and "/include/" not in file:
-            return file.removeprefix(str(cache_dir()) + "/"), int(line)
-    return None
+    if wanted and tool:
+        command = [tool, "-a", "-i", "-e", str(library), *(hex(pc - 1) for pc in wanted)]
+        out = subprocess.run(command, capture_output=True, text=True).stdout
+        _places.update({(library, pc): None for pc in wanted})
+        for text in out.splitlines():
+            if text.startswith("0x"):
+                pc = int(text, 16) + 1
+                continue
+            file, _, line = text.split(" (")[0].rpartition(":")
+            in_header = file.startswith(str(HERE / "include")) or "/include/" in file or file.endswith("CUDA_ENTRY")
+            if line.isdigit() and int(line) and not in_header and _places.get((library, pc)) is None:
+                _places[library, pc] = file.removeprefix(str(cache_dir()) + "/"), int(line)
+    return {pc: _places[library, pc] for pc in pcs if _places.get((library, pc))}
+
+
+_places: dict[tuple[Path, int], tuple[str, int] | None] = {}  # what addr2line said; asking costs 10 ms
 
 
 def entry_symbol(library: Library, kernel: str) -> int:

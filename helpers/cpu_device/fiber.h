@@ -13,7 +13,7 @@ extern "C" void fiber_main();   // defined by the scheduler; never returns
 #endif
 
 // Store this stack pointer in *save and go on where the stack `load` stopped.  Inline, and leaving by a jump: a `ret` would
-// be predicted to return to the wrong place every time.
+// be predicted to return to the wrong place every time.  (It pushes, so this code is compiled with -mno-red-zone.)
 static inline __attribute__((always_inline)) void fiber_switch(void **save, void *load) {
 #if defined(__x86_64__)
   asm volatile(
@@ -70,5 +70,7 @@ struct Stacks {
   }
   char *low(int i) const { return base + size * i + guard; }
   char *top(int i) const { return base + size * (i + 1) - (i % 61) * 192 - 64; }
-  bool in_guard(const char *p) const { return p >= base && p < base + size * count && (p - base) % size < guard; }
+  bool holds(uintptr_t p) const { return p - (uintptr_t)base < size * count; }
+  int owner(uintptr_t p) const { return (int)((p - (uintptr_t)base) / size); }
+  bool in_guard(uintptr_t p) const { return holds(p) && (p - (uintptr_t)base) % size < guard; }
 };

@@ -16,6 +16,7 @@ ARENA_BYTES = 1 << 38       # address space, not memory: pages exist once they a
 SLOT_BYTES = 1 << 20        # every array has slots of its own, so that a small overrun lands in no other array
 GAP_BYTES = 1 << 16
 ALIGNMENT = 512             # as CuPy aligns, so that sector counts agree with a GPU's
+PAGE = 1 << 16              # at least a page of any system
 _WANTED = 0x2000_0000_0000  # far from where loaders put things, or the workers could not map it at the same place
 
 
@@ -40,10 +41,18 @@ class Arena:
     def __init__(self):
         self.fd = _anonymous_file(2 * ARENA_BYTES)
         self.base = _map_at(_WANTED, 2 * ARENA_BYTES, self.fd)
-        self.live: weakref.WeakSet[Allocation] = weakref.WeakSet()
+        self._live: dict[int, weakref.ref[Allocation]] = {}
         self._next = SLOT_BYTES  # the first slot belongs to the workers
         self._free: dict[int, list[int]] = {}
         self._lock = threading.RLock()  # a garbage collection inside allocate() may free
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._after_fork)
+
+    def live(self) -> list[Allocation]:
+        """All allocations there are, by address."""
+        with self._lock:
+            found = [a for reference in self._live.values() if (a := reference()) is not None]
+        return sorted(found, key=lambda a: a.offset)
 
     def allocate(self, nbytes: int, initialized: bool) -> Allocation:
         """Bytes aligned to 512; filled with 0xFF (NaN, or -1) unless the caller is about to write them all."""
@@ -59,8 +68,9 @@ class Arena:
         allocation = Allocation(self, offset, nbytes, initialized)
         if not initialized and nbytes:
             ctypes.memset(allocation.address, 0xFF, nbytes)
-        self.live.add(allocation)
-        weakref.finalize(allocation, self._give_back, start, slots, offset, nbytes)
+        with self._lock:
+            self._live[start] = weakref.ref(allocation)
+        weakref.finalize(allocation, self._give_back, start, slots, offset, nbytes).atexit = False
         return allocation
 
     def _give_back(self, start: int, slots: int, offset: int, nbytes: int) -> None:
@@ -68,7 +78,22 @@ class Arena:
             if _libc.madvise(ctypes.c_void_p(base), ctypes.c_size_t(slots * SLOT_BYTES), _MADV_REMOVE) != 0:
                 ctypes.memset(base + offset - start, 0, nbytes)
         with self._lock:
+            self._live.pop(start, None)
             self._free[slots].append(start)
+
+    def _after_fork(self) -> None:
+        """A forked child gets its own copy of the arrays, as it gets its own copy of everything else."""
+        self._lock = threading.RLock()
+        old, self.fd = self.fd, _anonymous_file(2 * ARENA_BYTES)
+        for allocation in self.live():
+            os.pwrite(self.fd, allocation.buffer(), allocation.offset)
+            os.pwrite(self.fd, allocation.buffer(shadow=True), ARENA_BYTES + allocation.offset)
+        _map(self.base, 2 * ARENA_BYTES, self.fd, _MAP_FIXED)
+        os.close(old)
+
+    def bytes_at(self, offset: int, nbytes: int) -> ctypes.Array:
+        """Some bytes of the arena, without asking whose they are."""
+        return (ctypes.c_ubyte * nbytes).from_address(self.base + offset)
 
     def shadow_of(self, view: np.ndarray) -> np.ndarray:
         """The written-marks of `view`'s bytes, with the view's shape: assign `_ONES(itemsize)` to mark."""
@@ -89,6 +114,7 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
 _MADV_REMOVE = 9 if sys.platform == "linux" else -1
 _MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0x40
+_MAP_FIXED = 0x10
 
 
 def _anonymous_file(nbytes: int) -> int:
@@ -101,10 +127,14 @@ def _anonymous_file(nbytes: int) -> int:
     return fd
 
 
+def _map(address: int, nbytes: int, fd: int, flags: int = 0) -> int | None:
+    return _libc.mmap(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_NORESERVE | flags, fd, 0)
+
+
 def _map_at(wanted: int, nbytes: int, fd: int) -> int:
     for attempt in range(8):
         hint = wanted + attempt * 4 * ARENA_BYTES
-        got = _libc.mmap(hint, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_NORESERVE, fd, 0)
+        got = _map(hint, nbytes, fd)
         if got == hint:
             return hint
         if got not in (None, ctypes.c_void_p(-1).value):

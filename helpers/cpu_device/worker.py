@@ -11,10 +11,13 @@ import subprocess
 import time
 from dataclasses import dataclass
 
+import numpy as np
+
 from . import compiler
 from .memory import ARENA_BYTES, Arena
 
-CHECKED, TRACE, INIT_GLOBALS, SHARE_BLOCKS, DESCRIBE = 1, 2, 4, 8, 16
+CHECKED, TRACE, INIT_GLOBALS, SHARE_BLOCKS, DESCRIBE = 1, 2, 4, 8, 16  # flags of a request
+INITIALIZED, WANTS_WRITTEN, PASSED, READ_ONLY = 1, 2, 4, 8  # flags of an array
 NO_GLOBALS = 2**64 - 1
 
 
@@ -28,7 +31,7 @@ class Request(ctypes.Structure):
 
 class Report(ctypes.Structure):
     _fields_ = [*((name, ctypes.c_int32) for name in ("problem", "space", "array", "kind")),
-                *((name, ctypes.c_uint64) for name in ("address", "bytes", "pc", "other_pc")),
+                *((name, ctypes.c_uint64) for name in ("address", "bytes", "pc", "other_pc")), ("callers", ctypes.c_uint64 * 8),
                 ("thread", ctypes.c_uint32 * 3), ("block", ctypes.c_uint32 * 3), ("other_thread", ctypes.c_uint32 * 3),
                 *((name, ctypes.c_int32) for name in ("line", "other_line", "other_kind", "signal")),
                 ("file", ctypes.c_char * 256), ("other_file", ctypes.c_char * 256), ("text", ctypes.c_char * 512)]
@@ -36,7 +39,7 @@ class Report(ctypes.Structure):
 
 class Reply(ctypes.Structure):
     _fields_ = [("report", Report), *((name, ctypes.c_uint64) for name in (
-        "barriers", "collectives", "exps", "logs", "divisions", "blocks", "rows", "events", "printed"))]
+        "barriers", "collectives", "exps", "logs", "divisions", "blocks", "rows", "events", "printed", "ended"))]
 
 
 class CounterRow(ctypes.Structure):
@@ -45,9 +48,8 @@ class CounterRow(ctypes.Structure):
                     "instructions", "requests", "bytes", "sectors", "wavefronts", "extra_wavefronts"))]
 
 
-EVENT_DTYPE = [("step", "u4"), ("block", "u4"), ("thread", "u2"), ("kind", "u1"), ("space", "u1"), ("array", "i2"),
-               ("bytes", "u2"), ("address", "u8")]
-EVENT_BYTES = 24
+EVENT_DTYPE = np.dtype([("step", "u4"), ("block", "u4"), ("array", "i4"), ("thread", "u2"), ("bytes", "u2"), ("kind", "u1"),
+                        ("space", "u1"), ("address", "u8")], align=True)
 
 
 @dataclass
@@ -90,7 +92,7 @@ class Worker:
         reply = Reply.from_buffer_copy(self._read(ctypes.sizeof(Reply), deadline))
         size = ctypes.sizeof(CounterRow)
         rows = self._read(reply.rows * size, deadline)
-        events = self._read(reply.events * EVENT_BYTES, deadline)
+        events = self._read(reply.events * EVENT_DTYPE.itemsize, deadline)
         printed = self._read(reply.printed, deadline).decode(errors="replace")
         return Outcome(reply, [CounterRow.from_buffer_copy(rows, i * size) for i in range(reply.rows)], events, printed)
 
@@ -110,6 +112,9 @@ class Worker:
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
+        self.close()
+
+    def close(self) -> None:
         for fd in (self.request, self.reply):
             try:
                 os.close(fd)
@@ -121,12 +126,17 @@ class Pool:
     """As many workers as a launch wants; dead ones are replaced when next needed."""
 
     def __init__(self, arena: Arena):
-        self.arena, self.workers, self.owner = arena, [], os.getpid()
+        self.arena, self.workers = arena, []
         atexit.register(self.end)
 
+    def after_fork(self) -> None:
+        """A forked child must not talk into its parent's pipes, nor keep them open."""
+        for worker in self.workers:
+            worker.process.returncode = 0  # not this process's child: nothing to wait for
+            worker.close()
+        self.workers = []
+
     def _get(self, n: int) -> list[Worker]:
-        if self.owner != os.getpid():  # a forked child must not talk into its parent's pipes
-            self.workers, self.owner = [], os.getpid()
         for worker in [w for w in self.workers if not w.alive()]:
             worker.end()
             self.workers.remove(worker)
@@ -158,22 +168,20 @@ class Pool:
                 worker.end()
             self.workers = [w for w in self.workers if w not in workers]
             raise
-        ended = [w for w, o in zip(workers, outcomes) if o.reply.report.problem in ENDS_WORKER]
+        ended = [w for w, o in zip(workers, outcomes) if o.reply.ended]
         for worker in ended:
             worker.end()
         self.workers = [w for w in self.workers if w not in ended]
         return outcomes
 
     def end(self) -> None:
-        if self.owner == os.getpid():
-            for worker in self.workers:
-                worker.end()
-            self.workers = []
+        for worker in self.workers:
+            worker.end()
+        self.workers = []
 
 
 PROBLEMS = ("ok", "out_of_bounds", "misaligned", "uninitialized", "race", "block_race", "barrier", "collective", "trap",
             "timeout", "stack_overflow", "crash", "unwritten", "load_failed")
-ENDS_WORKER = {PROBLEMS.index(p) for p in ("timeout", "stack_overflow", "crash")}
 
 
 def pack(request: Request, arrays, shared, variables, arguments: list[bytes], library: str, entry: str) -> bytes:
@@ -187,5 +195,5 @@ def pack(request: Request, arrays, shared, variables, arguments: list[bytes], li
     request.arrays, request.shared_symbols, request.variables = len(arrays), len(shared), len(variables)
     request.argument_bytes, request.library_chars, request.entry_chars = len(blob), len(names[0]), len(names[1])
     return b"".join([
-        *(struct.pack("<QQII", *a) for a in arrays), *(struct.pack("<QQ", *s) for s in (*shared, *variables)),
+        *(struct.pack("<QQQ", *a) for a in arrays), *(struct.pack("<QQ", *s) for s in (*shared, *variables)),
         struct.pack("<I", len(offsets)), struct.pack(f"<{len(offsets)}I", *offsets), bytes(blob), *names])

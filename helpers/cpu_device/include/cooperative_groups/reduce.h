@@ -1,0 +1,3 @@
+// cg::reduce; see groups.h.
+#pragma once
+#include <cooperative_groups.h>

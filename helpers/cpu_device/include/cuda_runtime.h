@@ -1,0 +1,2 @@
+// Nothing to add: every kernel sees cuda_device.h.
+#pragma once
