@@ -286,8 +286,8 @@ def _compiler_specific(version: str, checked: bool) -> list[str]:
     if "clang" in version.lower():
         return ["-fno-vectorize", "-fno-slp-vectorize", "-mllvm", "-tsan-instrument-read-before-write=1", "-mllvm", "-disable-block-placement",
                 "-fsanitize=array-bounds", "-fno-sanitize-recover=array-bounds"] if checked else []
-    return ["-fno-gnu-unique", *(["-fno-tree-vectorize", "-fno-tree-slp-vectorize", "-fno-reorder-blocks", "-fsanitize=bounds",
-                                  "-fno-sanitize-recover=bounds"] if checked else [])]
+    return ["-fno-gnu-unique", *(["-fno-tree-vectorize", "-fno-tree-slp-vectorize", "-fno-reorder-blocks", "-fno-thread-jumps",
+                                  "-fsanitize=bounds", "-fno-sanitize-recover=bounds"] if checked else [])]
 
 
 def _user_options(options: tuple[str, ...]) -> tuple[list[str], str]:

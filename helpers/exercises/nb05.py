@@ -239,7 +239,7 @@ def _explain_race(error) -> str:
         "barrier inside the if": (_changed(_RACE_FREE, (_TREE, _TREE_IN_IF)), "outside of every if"),
         "a barrier for some": (_changed(_RACE_FREE, (_REUSE, "if (t < threads / 2) __syncthreads();  //")), "not reached by all"),
         "a barrier of the warp": (_changed(_RACE_FREE, (_REUSE, "__syncwarp();  //")), "fast thread"),
-        "the first barrier removed": (_changed(_RACE_FREE, (_FIRST, "    partial[t] = high;\n\n")), "stored anything"),
+        "the first barrier removed": (_changed(_RACE_FREE, (_FIRST, "    partial[t] = high;\n\n")), "is read before the thread"),
         "early return": (_changed(_RACE_FREE, ("    float low", "    if (t >= N) return;\n    float low")), "no thread may return"),
         "last level dropped": (_changed(_RACE_FREE, (_SECOND + "    for (int half = threads / 2; half > 0;",
                                                      _SECOND + "    for (int half = threads / 2; half > 1;")), "whole tree"),

@@ -105,7 +105,7 @@ def _explain_tail(N):
         "untouched": ("exercises/06_tail.cu", "belong to a vector"),
         "no head": (changed(_TAIL, (_HEAD, "head = 0")), "not a multiple of 16"),
         "head by N": (changed(_TAIL, (_HEAD, "head = min(N, N % 4)")), "N = 67: the kernel accesses"),
-        "head in bytes": (changed(_TAIL, (_HEAD, "head = min(N, (int)(-(size_t)x % 16))")), "column 20"),
+        "head in bytes": (changed(_TAIL, (_HEAD, "head = min(N, (int)(-(size_t)x % 16))")), "column 4,"),
         "head too long": (changed(_TAIL, (_HEAD, "head = (int)(-(size_t)x % 16 / 4)")), "past the end"),
         "head not written": (changed(_TAIL, (_HEAD_LOOP, "")), "row 0, column 0 of y is never"),
         "tail by N": (changed(_TAIL, ("tail = head + 4 * vectors", "tail = N - N % 4")), "never written"),
@@ -157,7 +157,9 @@ def _explain_shuffle(warps):
     def explain(error):
         where = f" in line {error.line}" if error.line else ""
         if error.kind == "race":
-            return f"a race on partial[{error.index}]{where}: a value is read that no barrier has made safe, or several lanes store one"
+            lines = " and ".join(str(n) for n in sorted({error.line, error.other_line} - {None}))
+            return (f"a race on partial[{error.index}] in lines {lines}: between storing and reading all threads must meet at a barrier, and one lane "
+                    "of a warp stores")
         if error.kind == "uninitialized" and error.index < warps:
             return (f"partial[{error.index}] is read{where} before its warp has stored anything there: all threads must meet at a "
                     "barrier first")
@@ -186,7 +188,7 @@ def _explain_shuffle(warps):
     wrong={
         "untouched": ("exercises/06_shuffle.cu", "8 barriers"),
         "inside the warp only": (changed(_SHUFFLE, (_MEET, ""), (_READ + _STAGE, "")), "other warps"),
-        "no barrier": (changed(_SHUFFLE, (_MEET, _STORE)), "before its warp"),
+        "no barrier": (changed(_SHUFFLE, (_MEET, _STORE)), "all threads must meet"),
         "idle lanes read": (changed(_SHUFFLE, (_READ, "    sum = partial[t % 32];\n")), "fewer than lanes"),
         "down instead of xor": (_SHUFFLE.replace("__shfl_xor_sync", "__shfl_down_sync"), "only lane 0 of"),
         "four exchanges": (changed(_SHUFFLE, (_READ + _STAGE, _READ + _STAGE.replace("16", "8"))), "lanes 0 to 15 of"),
