@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-NOTEBOOKS = ("nb00", "nb01", "nb02", "nb03", "nb04", "nb05", "nb12", "nb13")
+NOTEBOOKS = ("nb00", "nb01", "nb02", "nb03", "nb04", "nb05", "nb06", "nb07", "nb10", "nb11", "nb12", "nb13")
 
 
 class Wrong(Exception):

@@ -157,8 +157,9 @@ def _explain_shuffle(warps):
     def explain(error):
         where = f" in line {error.line}" if error.line else ""
         if error.kind == "race":
-            lines = " and ".join(str(n) for n in sorted({error.line, error.other_line} - {None}))
-            return (f"a race on partial[{error.index}] in lines {lines}: between storing and reading all threads must meet at a barrier, and one lane "
+            lines = sorted({error.line, error.other_line} - {None})
+            where = f"line{'s' * (len(lines) > 1)} {' and '.join(map(str, lines))}"
+            return (f"a race on partial[{error.index}] in {where}: between storing and reading all threads must meet at a barrier, and one lane "
                     "of a warp stores")
         if error.kind == "uninitialized" and error.index < warps:
             return (f"partial[{error.index}] is read{where} before its warp has stored anything there: all threads must meet at a "
@@ -197,7 +198,7 @@ def _explain_shuffle(warps):
                                                             "        __syncthreads();\n    }\n")), "all threads must meet"),
         "early return": (changed(_SHUFFLE, ("    float sum = 0;", "    if (t >= N) return;\n    float sum = 0;")), "all 32 lanes"),
         "warp 0 for all": (changed(_SHUFFLE, (_MEET + _READ + _STAGE, _BY_WARP_0)), "2 barriers"),
-        "every lane stores": (changed(_SHUFFLE, (_STORE, "    partial[t / 32] = sum;\n")), "several lanes"),
+        "every lane stores": (changed(_SHUFFLE, (_STORE, "    partial[t / 32] = sum;\n")), "in line 17"),
         "no square root": (changed(_SHUFFLE, ("1 / sqrtf(sum)", "1 / sum")), "length"),
     },
 )

@@ -4,7 +4,7 @@ from importlib import import_module
 
 from . import style
 
-__all__ = ["style", "overflow", "online", "merging", "attention", "kernels", "tiled"]
+__all__ = ["style", "overflow", "online", "merging", "attention", "kernels", "ladders", "tiled", "topk", "backward"]
 
 
 def __getattr__(name: str):

@@ -1,0 +1,214 @@
+"""Softmax and top-k together: the call that checks its input and chooses a kernel, and the float64 oracle it is held against."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from .cpu_device.counters import Counters
+from .device import cp, on_gpu
+from .ladder import MAX_N, STEPS, kernel
+from .measure import count
+
+MAX_K = 64
+TYPES = {"float32": (), "float16": ("-DHALF",), "bfloat16": ("-DBF16",)}  # dtype -> how the kernels are told
+VARIANTS = ("safe_separate", "online_separate", "safe_fused", "online_fused")  # the four of the paper
+SEPARATE = {"safe_separate": "safe_v3", "online_separate": "online_v2"}  # which softmax comes before topk.cu
+SHORT_THREADS = 128
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a top-k is launched: the file in cuda_snippets/topk, its options, grid and block; `splits` blocks share a row."""
+
+    file: str
+    options: tuple[str, ...]
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    splits: int = 1
+
+
+# --------------------------------------------------------------------------------------------------- plans
+
+
+def plan(M: int, N: int, k: int, dtype="float32", variant: str = "auto", aligned: bool = True) -> Plan:
+    """The kernel for M rows of N logits: short rows share a warp, few rows are split, all others have 1 to 8 warps each.
+
+    `aligned` says that the first row starts at a multiple of 16 bytes.
+    """
+    types, width = TYPES[str(dtype)], 16 // np.dtype(_numpy_type(dtype)).itemsize
+    if variant == "auto" and (short := _short(M, N, k, types, width, aligned)):
+        return short
+    loads = 16 // width  # 16 logits a lane and step
+    steps = -(-(N + width - 1) // (32 * loads * width))
+    warps = max(1, min(_warps_wanted() // M, steps))
+    per_block = min(8, 1 << (warps - 1).bit_length())
+    options = (*types, f"-DK={k}", f"-DWARPS={per_block}", f"-DLOADS={loads}")
+    splits = -(-min(warps, steps) // per_block)
+    if variant == "auto" and splits > 1:
+        return Plan("split_rows.cu", options, (splits, M), (32 * per_block,), splits)
+    file = {"safe_fused": "safe_fused.cu", "whole": "online_whole.cu"}.get(variant, "topk.cu" if variant in SEPARATE else "online_fused.cu")
+    rows = 4 if per_block == 1 else 1
+    return Plan(file, options, (-(-M // rows),), (32 * per_block * rows,))
+
+
+def _short(M: int, N: int, k: int, types, width: int, aligned: bool) -> Plan | None:
+    """Rows that 16 or 32 lanes hold in registers, 32 logits a lane at most."""
+    group = 16 if k <= 8 and N <= 256 else 32
+    reach = N if aligned and N % width == 0 else N + width - 1
+    loads = 1 << (-(-reach // (group * width)) - 1).bit_length()
+    if k > 16 or loads * width > 32:
+        return None
+    options = (*types, f"-DK={k}", f"-DGROUP={group}", f"-DLOADS={loads}")
+    return Plan("short_rows.cu", options, (-(-M * group // SHORT_THREADS),), (SHORT_THREADS,))
+
+
+@cache
+def _warps_wanted() -> int:
+    """How many warps of 64 registers a thread a GPU holds at once; on the CPU device, how many an H200 holds."""
+    multiprocessors = cp.cuda.Device().attributes["MultiProcessorCount"] if on_gpu else 132
+    return 32 * multiprocessors
+
+
+def _numpy_type(dtype):
+    if str(dtype) == "bfloat16":
+        from ml_dtypes import bfloat16
+
+        return bfloat16
+    return dtype
+
+
+# --------------------------------------------------------------------------------------------------- calls
+
+
+def softmax_topk(x, k: int, temperature: float = 1.0, *, variant: str = "auto", lse: bool = False):
+    """The k most probable entries of every row: (p, indices), or (p, indices, lse) with `lse=True`.
+
+    `x` is a contiguous cp array [M, N] of logits in float32, float16 or bfloat16.  p, float32 [M, k], is softmax(x /
+    temperature) over the whole row at the columns `indices`, int32 [M, k]; descending, among equal logits the lowest column
+    first.  A NaN counts as the largest logit and makes the row's p NaN, as an all -inf row does; the columns are distinct all
+    the same.  lse, float32 [M], is log sum exp(x / temperature).  `variant` forces one of VARIANTS instead of the fastest kernel.
+    Raises TypeError or ValueError that names the limit.
+    """
+    _check(x, k, temperature, variant)
+    if lse and variant in SEPARATE:
+        raise ValueError(f"{variant} has no LSE: its softmax writes only probabilities; use variant='online_fused'")
+    p, indices, row_lse = results(x.shape[0], k)
+    for launch in launches(x, p, indices, row_lse, temperature, variant):
+        launch()
+    return (p, indices, row_lse) if lse else (p, indices)
+
+
+def softmax_and_topk(x, k: int, temperature: float = 1.0):
+    """As `softmax_topk`, and the whole softmax beside it: (y, p, indices), y a float32 array [M, N]."""
+    _check(x, k, temperature, "auto")
+    p, indices, row_lse = results(x.shape[0], k)
+    y = cp.empty(x.shape, dtype=np.float32)
+    for launch in launches(x, p, indices, row_lse, temperature, "whole", y=y):
+        launch()
+    return y, p, indices
+
+
+def results(M: int, k: int):
+    """Memory for (p, indices, lse) of M rows."""
+    return cp.empty((M, k), dtype=np.float32), cp.empty((M, k), dtype=np.int32), cp.empty((M,), dtype=np.float32)
+
+
+def counted(x, k: int, variant: str) -> list[Counters]:
+    """What each launch of a variant (or of "whole", `softmax_and_topk`) does on the CPU device, in order."""
+    _check(x, k, 1.0, "auto" if variant == "whole" else variant)
+    counters = []
+    for launch in launches(x, *results(x.shape[0], k), variant=variant):
+        counters.append(count(launch.kernel, launch.grid, launch.block, launch.arguments))
+        launch()                                # so that the next launch finds its input on a GPU too
+    return counters
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch, ready to go: `launch()`."""
+
+    kernel: object
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    arguments: tuple
+
+    def __call__(self) -> None:
+        self.kernel(self.grid, self.block, self.arguments)
+
+
+def launches(x, p, indices, lse, temperature: float = 1.0, variant: str = "auto", chosen: Plan | None = None, y=None) -> list[Launch]:
+    """The launches of one call into given arrays, unchecked; what they pass on to each other is taken here, once."""
+    (M, N), k = x.shape, p.shape[1]
+    if M == 0:
+        return []
+    inverse, rows, sizes = np.float32(1 / temperature), np.int32(M), np.int32(N)
+    chosen = chosen or plan(M, N, k, x.dtype, variant, x.data.ptr % 16 == 0)
+
+    def launch(entry, *arguments, grid=chosen.grid):
+        return Launch(kernel(f"topk/{chosen.file}", entry, chosen.options), grid, chosen.block, arguments)
+
+    if variant in SEPARATE or (variant == "whole" and y is None):
+        y = cp.empty((M, N), dtype=np.float32)
+    if variant in SEPARATE:
+        step = STEPS[SEPARATE[variant]]
+        first = step.launch(M, N)
+        return [Launch(kernel(step.file, step.entry, step.options(N)), first.grid, first.block, (x, y, rows, sizes)),
+                launch("topk", y, p, indices, rows, sizes)]
+    if chosen.splits > 1:
+        keys, states = cp.empty((M * chosen.splits, k), dtype=np.uint64), cp.empty((M * chosen.splits, 2), dtype=np.float32)
+        return [launch("softmax_topk_part", x, keys, states, sizes, inverse),
+                launch("softmax_topk_merge", keys, states, p, indices, lse, np.int32(chosen.splits), inverse, grid=(M,))]
+    if chosen.file == "online_whole.cu":
+        return [launch("softmax_topk_whole", x, y, p, indices, lse, rows, sizes, inverse)]
+    entry = {"short_rows.cu": "softmax_topk_short", "safe_fused.cu": "softmax_topk_safe"}.get(chosen.file, "softmax_topk_online")
+    return [launch(entry, x, p, indices, lse, rows, sizes, inverse)]
+
+
+def _check(x, k, temperature, variant) -> None:
+    if not isinstance(x, cp.ndarray):
+        raise TypeError(f"x must be a cp array, got {type(x).__name__}: cp.asarray(x) makes one")
+    if str(x.dtype) not in TYPES:
+        raise TypeError(f"x must be float32, float16 or bfloat16, got {x.dtype}: use x.astype(cp.float32)")
+    if x.ndim != 2:
+        raise ValueError(f"x must have shape [M, N], got {tuple(x.shape)}: reshape it")
+    if not x.flags.c_contiguous:
+        raise ValueError("x is not contiguous, and a kernel gets only a pointer: use cp.ascontiguousarray(x)")
+    if isinstance(k, bool) or not isinstance(k, (int, np.integer)):
+        raise TypeError(f"k must be an integer, got {type(k).__name__}")
+    M, N = x.shape
+    if not 1 <= k <= MAX_K:
+        raise ValueError(f"k = {k} is outside 1 to {MAX_K}, what a warp keeps in its registers: sort the row instead")
+    if k > N:
+        raise ValueError(f"k = {k} is more than the N = {N} logits of a row: there are no {k} columns to return")
+    if N > MAX_N:
+        raise ValueError(f"N = {N:,} is above {MAX_N:,}: take the row in pieces and merge their results (notebook 04)")
+    if not (temperature > 0 and math.isfinite(temperature) and 1e-38 < 1 / temperature < 1e38):
+        raise ValueError(f"temperature = {temperature} must be positive and finite, and so must 1 / temperature in float32; "
+                         "as it falls to 0 the result becomes the argmax: use k = 1")
+    if variant not in ("auto", *VARIANTS):
+        raise ValueError(f"no variant {variant!r}; there are auto, {', '.join(VARIANTS)}")
+    if variant in SEPARATE and (temperature != 1 or x.dtype != np.float32):
+        raise ValueError(f"{variant} takes float32 logits and temperature 1, as the ladder's softmax does: use variant='online_fused'")
+
+
+# -------------------------------------------------------------------------------------------------- oracle
+
+
+def oracle(x, k: int, temperature: float = 1.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The truth, in float64: (p [M, k], indices [M, k], lse [M]) of rows `x`, by a stable sort of the logits.
+
+    fp32 subnormals count as 0, as in a kernel that CuPy compiles (-ftz=true).
+    """
+    x = np.asarray(x).astype(np.float64)
+    x = np.where(np.abs(x) < np.finfo(np.float32).tiny, 0.0, x)
+    order = np.lexsort((-np.nan_to_num(x, nan=0.0, posinf=np.inf, neginf=-np.inf), ~np.isnan(x)))  # stable, NaN first
+    indices = order[:, :k]
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        m = np.where(np.isnan(x), -np.inf, x).max(axis=1, keepdims=True)
+        d = np.exp((x - np.where(np.isneginf(m), 0, m)) / temperature).sum(axis=1, keepdims=True)
+        p = np.exp((np.take_along_axis(x, indices, axis=1) - m) / temperature) / d
+        return p, indices, (m / temperature + np.log(d))[:, 0]
