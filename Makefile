@@ -60,8 +60,9 @@ update: ready
 lab: ready
 	@$(PY) -m jupyterlab notebooks
 
+# Two processes share the files; a notebook's cells stay together (--dist loadscope).
 test: ready
-	@$(PY) -m pytest --nbval tests notebooks
+	@$(PY) -m pytest --nbval -n 2 --dist loadscope tests notebooks
 
 gpu-check: ready
 	@SOFTMAX_DEVICE=gpu $(PY) -c "from helpers.device import device_sentence; print(device_sentence)" \

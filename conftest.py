@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent
-CELLS = pytest.StashKey[list]()
+CELL = "compared with its stored output"
 
 
 def is_cell(item) -> bool:
@@ -31,7 +31,8 @@ def pytest_collection_modifyitems(session, config, items):
                 item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU: make gpu-check"))
 
     cells = [item for item in items if is_cell(item)]
-    config.stash[CELLS] = cells
+    for item in cells:  # travels with the report, also from one process to another
+        item.user_properties.append((CELL, bool(item.options["check"])))
     folder = ROOT / "notebooks"
     asked = [Path(argument.split("::")[0]).resolve() for argument in config.args]
     whole = config.option.nbval and any(path == folder or path in folder.parents for path in asked)
@@ -43,14 +44,15 @@ def pytest_collection_modifyitems(session, config, items):
                                     f"there is no notebook in {folder}")
 
 
-def pytest_terminal_summary(terminalreporter, config):
-    """How much was executed, and how much of it compared with the stored outputs."""
-    cells = config.stash.get(CELLS, [])
-    if cells:
-        passed = {report.nodeid for report in terminalreporter.stats.get("passed", []) if report.when == "call"}
-        compared = {item.nodeid for item in cells if item.options["check"]}
+def pytest_terminal_summary(terminalreporter):
+    """How much was executed, and how much of it compared with the stored outputs; also when workers share the tests."""
+    reports = {report.nodeid: report for key in ("passed", "failed") for report in terminalreporter.stats.get(key, [])
+               if report.when == "call" and CELL in dict(report.user_properties)}
+    if reports:
+        passed = [report for report in reports.values() if report.passed]
+        compared = sum(dict(report.user_properties)[CELL] for report in passed)
+        notebooks = {nodeid.split("::")[0] for nodeid in reports}
         total = len(list((ROOT / "notebooks").rglob("*.ipynb")))
         terminalreporter.write_line(
-            f"nbval: {len({item.path for item in cells})} of {total} notebooks, {len(cells)} code cells; "
-            f"passed: {len(passed & {item.nodeid for item in cells})} executed, "
-            f"{len(passed & compared)} of them compared with the stored output")
+            f"nbval: {len(notebooks)} of {total} notebooks, {len(reports)} code cells; "
+            f"passed: {len(passed)} executed, {compared} of them compared with the stored output")

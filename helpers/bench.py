@@ -1,7 +1,8 @@
 """Measure and record: `python -m helpers.bench TOPIC` runs one topic on this machine and writes its record.
 
 Topics: ladders (every softmax step beside torch and a copy), attention (every attention step beside SDPA), tiles (the
-tiled kernel over tile sizes), cpu_device (the CPU device beside NumPy; prints only).
+tiled kernel over tile sizes), topk (fused top-k beside separate), backward (gradients beside torch), softmax (the dispatcher
+beside its peers), cpu_device (the CPU device beside NumPy; prints only).
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ def main(topic: str) -> None:
         from .cpu_device.bench import main as cpu_device_main
 
         return cpu_device_main()
-    topics: dict[str, Callable[[], list[dict]]] = {"ladders": ladders, "attention": attention_steps, "tiles": tiles}
+    topics: dict[str, Callable[[], list[dict]]] = {"ladders": ladders, "attention": attention_steps, "tiles": tiles,
+                                                   "topk": topk, "backward": backward, "softmax": fast_softmax}
     if topic not in topics:
         sys.exit(f"no topic {topic!r}; there are {', '.join([*topics, 'cpu_device'])}")
     if not on_gpu:
         sys.exit(f"topic {topic} measures a GPU and none is usable here; the recorded results are in {RESULTS}")
-    rows = topics[topic]()
-    print(write(topic, rows))
+    print(write(topic, topics[topic]()))
 
 
 def write(topic: str, rows: list[dict], device: str | None = None) -> str:
@@ -162,6 +163,27 @@ def tiles() -> list[dict]:
             rows.append(result | {"registers": registers, "spilled_bytes": run.local_size_bytes, "shared_bytes": shared,
                                   "blocks_per_sm": blocks, "occupancy": blocks * queries / 2048})
     return rows
+
+
+def topk() -> list[dict]:
+    """Softmax and top-k, separate and fused; see topk_bench."""
+    from .topk_bench import rows
+
+    return rows()
+
+
+def backward() -> list[dict]:
+    """Gradients of softmax, log-softmax and cross-entropy; see gradients_bench."""
+    from .gradients_bench import backward_rows
+
+    return backward_rows()
+
+
+def fast_softmax() -> list[dict]:
+    """The dispatcher of helpers.fast over sizes and dtypes; see bench_softmax."""
+    from .bench_softmax import rows
+
+    return rows()
 
 
 if __name__ == "__main__":

@@ -278,16 +278,18 @@ def _symbols(library: Path):
         inside = [(re.sub(r"^.*::|\.\d+$", "", n), at, size) for n, at, size in found if low <= at < high and size and not n.startswith(name)]
         return [(name, low, high - low), *inside] if inside else []
 
-    return section("cuda_shared"), section("cuda_global"), edges.get("_end", library.stat().st_size)
+    return section("cuda_shared"), section("cuda_global"), max((at + size for _, at, size in found), default=0)
 
 
 def _compiler_specific(version: str, checked: bool) -> list[str]:
     """No vector instructions, which would merge accesses; and code in the order of the source, see counters.h."""
     if "clang" in version.lower():
         return ["-fno-vectorize", "-fno-slp-vectorize", "-mllvm", "-tsan-instrument-read-before-write=1", "-mllvm", "-disable-block-placement",
-                "-fsanitize=array-bounds", "-fno-sanitize-recover=array-bounds"] if checked else []
-    return ["-fno-gnu-unique", *(["-fno-tree-vectorize", "-fno-tree-slp-vectorize", "-fno-reorder-blocks", "-fno-thread-jumps",
-                                  "-fsanitize=bounds", "-fno-sanitize-recover=bounds"] if checked else [])]
+                "-fsanitize=array-bounds,integer-divide-by-zero", "-fno-sanitize-recover=array-bounds,integer-divide-by-zero"] if checked else []
+    anchors = ["-fno-section-anchors"] if MACHINE == "aarch64" else []  # no address relative to another array's: gaps come between
+    return ["-fno-gnu-unique", *anchors, *(["-fno-tree-vectorize", "-fno-tree-slp-vectorize", "-fno-reorder-blocks", "-fno-thread-jumps",
+                                            "-fsanitize=bounds,integer-divide-by-zero",
+                                            "-fno-sanitize-recover=bounds,integer-divide-by-zero"] if checked else [])]
 
 
 def _user_options(options: tuple[str, ...]) -> tuple[list[str], str]:

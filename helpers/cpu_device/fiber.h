@@ -8,8 +8,10 @@ extern "C" void fiber_main();   // defined by the scheduler; never returns
 
 #ifdef __APPLE__
 #define SYMBOL(name) "_" #name
+#define ALSO_X18  // belongs to the system there
 #else
 #define SYMBOL(name) #name
+#define ALSO_X18 , "x18"
 #endif
 
 // Store this stack pointer in *save and go on where the stack `load` stopped.  Inline, and leaving by a jump: a `ret` would
@@ -31,7 +33,7 @@ static inline __attribute__((always_inline)) void fiber_switch(void **save, void
       : "+r"(to), "+r"(from)::"x2", "x3", "x4", "x5", "x6", "x7", "x8", "x9", "x10", "x11", "x12", "x13", "x14", "x15", "x16",
         "x17", "x19", "x20", "x21", "x22", "x23", "x24", "x25", "x26", "x27", "x28", "x30", "v0", "v1", "v2", "v3", "v4", "v5",
         "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22",
-        "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31", "memory", "cc");
+        "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31", "memory", "cc" ALSO_X18);
 #else
 #error "the CPU device knows x86-64 and 64-bit Arm; another processor needs its own fiber_switch"
 #endif

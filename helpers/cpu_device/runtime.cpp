@@ -228,6 +228,13 @@ void __ubsan_handle_out_of_bounds_abort(void *data, uint64_t index) {
   abandon();
 }
 
+void __ubsan_handle_divrem_overflow_abort(void *, uint64_t, uint64_t) {
+  Report r = new_report(CRASH, PC);
+  r.signal = SIGFPE;
+  report(r);
+  abandon();
+}
+
 uint3 cuda_thread_idx() { return lane->thread; }
 uint3 cuda_block_idx() { return block_index; }
 uint3 cuda_block_dim() { return {request.block[0], request.block[1], request.block[2]}; }
@@ -519,15 +526,16 @@ static void send_reply(bool ended = false) {
   write_all(trace.data(), reply.events * sizeof(Event));
   write_all(printed, printed_size);
 }
-// Where the code that a signal stopped was, and where its stack is.
-static void find_place(void *context, uintptr_t *pc, uintptr_t **sp) {
+// Where the code that a signal stopped was, its stack, and on Arm the caller, which need not be on the stack yet.
+static void find_place(void *context, uintptr_t *pc, uintptr_t **sp, uintptr_t *caller) {
   ucontext_t *u = (ucontext_t *)context;
+  *caller = 0;
 #if defined(__APPLE__) && defined(__aarch64__)
-  *pc = u->uc_mcontext->__ss.__pc, *sp = (uintptr_t *)u->uc_mcontext->__ss.__sp;
+  *pc = u->uc_mcontext->__ss.__pc, *sp = (uintptr_t *)u->uc_mcontext->__ss.__sp, *caller = u->uc_mcontext->__ss.__lr;
 #elif defined(__APPLE__)
   *pc = u->uc_mcontext->__ss.__rip, *sp = (uintptr_t *)u->uc_mcontext->__ss.__rsp;
 #elif defined(__aarch64__)
-  *pc = u->uc_mcontext.pc, *sp = (uintptr_t *)u->uc_mcontext.sp;
+  *pc = u->uc_mcontext.pc, *sp = (uintptr_t *)u->uc_mcontext.sp, *caller = u->uc_mcontext.regs[30];
 #else
   *pc = u->uc_mcontext.gregs[REG_RIP], *sp = (uintptr_t *)u->uc_mcontext.gregs[REG_RSP];
 #endif
@@ -543,8 +551,8 @@ static void on_signal(int number, siginfo_t *info, void *context) {
   }
   signal(number, SIG_DFL);
   if (!lane) _exit(4);
-  uintptr_t pc, *sp;
-  find_place(context, &pc, &sp);
+  uintptr_t pc, *sp, caller;
+  find_place(context, &pc, &sp, &caller);
   auto in_library = [](uintptr_t p) { return p >= (uintptr_t)library_base && p < (uintptr_t)library_end; };
   uintptr_t address = (uintptr_t)info->si_addr;
   bool overflow = number != SIGALRM && stacks.in_guard(address);
@@ -552,7 +560,8 @@ static void on_signal(int number, siginfo_t *info, void *context) {
   if (!stacks.holds((uintptr_t)sp)) sp = (uintptr_t *)sp_of[me];
   if (overflow) sp = (uintptr_t *)stacks.low(me);
   uintptr_t *stop = std::min(sp + 512, (uintptr_t *)stacks.top(stacks.owner((uintptr_t)sp)));
-  for (int n = 0; n < 8 && sp < stop; ++sp)  // the callers: addresses of code on the stack
+  if (in_library(caller)) r.other_pc = caller - (uintptr_t)library_base;
+  for (int n = 0; n < 8 && sp < stop; ++sp)  // further callers: addresses of code on the stack
     if (in_library(*sp)) r.callers[n++] = *sp - (uintptr_t)library_base;
   r.signal = number, r.address = address;
   report(r);

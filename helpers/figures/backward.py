@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from IPython.display import Markdown, display
 from matplotlib.lines import Line2D
 
 from helpers.figures.style import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, VERMILLION, new_figure, show
@@ -26,15 +27,14 @@ def pull(y, dy) -> None:
     axes[1].axhline(mean, color=BLACK, linestyle="--", linewidth=1.4)
     axes[1].vlines(index, mean, dy, color=GREY, linewidth=2)
     axes[1].plot(index, dy, "o", color=ORANGE, markersize=7)
-    axes[1].text(len(y) - 0.45, mean, f"Σ y·dy = {mean:.2f}", ha="right", va="bottom", fontsize=9)
-    axes[1].set(title="dy, and its mean under y")
+    axes[1].set(title=f"dy, and s = Σ y·dy = {mean:.2f}")
     colors = [GREEN if v > 0 else VERMILLION for v in dx]
     bars = axes[2].bar(index, dx, color=colors, width=0.7)
     for bar, v in zip(bars, dx, strict=True):
         if v < 0:
             bar.set(hatch="///", edgecolor="white")
     axes[2].axhline(0, color=BLACK, linewidth=0.9)
-    axes[2].set(title="dx = y · (dy − Σ y·dy)")
+    axes[2].set(title="dx = y · (dy − s)")
     for ax in axes:
         ax.set_xticks(index)
         ax.grid(axis="x", visible=False)
@@ -85,3 +85,28 @@ def measured(record) -> None:
     fig.suptitle(f"Recorded on one {record.run['device']}, {record.run['date']}", fontsize=11, x=0.01, ha="left")
     show(fig, alt=f"Bandwidth in percent of a plain kernel that moves the same bytes, over the columns from {columns[0]:,} to "
                   f"{columns[-1]:,}: {'; '.join(told)} percent.")
+
+
+def comparison(record) -> None:
+    """A table: each kernel's bandwidth as a share of the plain kernel's, and what torch and QuACK take in multiples of its time."""
+    rows = {(r["name"], r["dtype"], r["shape"][1]): r for r in record.rows}
+    plain = {"softmax_backward": "add", "softmax_backward_from_x": "add", "log_softmax_backward": "add", "cross_entropy": "read",
+             "cross_entropy_backward": "copy"}
+    lines = ["| kernel | type | bandwidth | torch takes | QuACK takes |", "|---|---|---|---|---|"]
+    for name, base in plain.items():
+        for dtype in ("float32", "bfloat16"):
+            ours = {n: r for (who, kind, n), r in rows.items() if (who, kind) == (name, dtype)}
+            cells = [_range(100 * r["tbs"] / rows[base, dtype, n]["tbs"] for n, r in ours.items()) + f" % of a plain {base}"]
+            same = name.removesuffix("_from_x")
+            for peer in ("torch_", "quack_"):
+                times = [rows[peer + same, dtype, n]["us"] / r["us"] for n, r in ours.items() if (peer + same, dtype, n) in rows]
+                cells.append(_range(times, 1) + " times as long" if times else "not measured")
+            lines.append(f"| `{name}` | {dtype} | {' | '.join(cells)} |")
+    columns = sorted({n for _, _, n in rows})
+    lines.append(f"\nRows of {columns[0]:,} to {columns[-1]:,} columns, {record.where()}.")
+    display(Markdown("\n".join(lines)))
+
+
+def _range(values, digits: int = 0) -> str:
+    values = list(values)
+    return f"{min(values):.{digits}f} to {max(values):.{digits}f}"
