@@ -157,7 +157,7 @@ def _kernel(home, file: str, entry: str, macros: tuple[str, ...], shared_mem: in
 @cache
 def _gpu_abilities(device: int) -> tuple[int, bool]:
     attributes = cp.cuda.Device(device).attributes
-    return attributes["MaxSharedMemoryPerBlockOptin"], attributes["ComputeCapabilityMajor"] >= 9
+    return attributes["MaxSharedMemoryPerBlockOptin"], int(cp.cuda.Device(device).compute_capability) >= 90
 
 
 def _abilities(array) -> tuple[int, bool]:

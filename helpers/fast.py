@@ -1,0 +1,250 @@
+"""`softmax`: the fastest softmax of the course.  A table says which kernel a row gets; a call costs a few microseconds.
+
+The kernels are in cuda_snippets/fast/.  `WAYS` is the table, made from measurements on an H200; `plan` turns one line of it
+into a launch, and `softmax` keeps the plan for the next call with the same shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+
+from .device import cp, on_gpu
+from .ladder import MAX_N, kernel
+
+MAX_SHARED = 232_448            # bytes of shared memory that one block may have: 227 KB
+SHARED_OF_SM = 228 << 10        # bytes that a multiprocessor has for its blocks
+L2_SHARE = 24 << 20            # bytes of input that are likely to stay in the L2 cache between two kernels
+MACROS = {"float32": (), "float16": ("-DHALF",), "bfloat16": ("-DBF16",)}
+
+
+@dataclass(frozen=True)
+class Way:
+    """A line of the table: rows of up to `max_n` elements, at least `min_rows` of them, are computed like this.
+
+    `kernel` names a file of cuda_snippets/fast/.  `vectors` is how many pieces of 16 bytes a thread may hold, `threads` the size
+    of a block (0: as many as the row needs), `cluster` the blocks a row is spread over.  `options` are more compiler options.
+    """
+
+    max_n: int
+    kernel: str
+    min_rows: int = 0
+    vectors: int = 4
+    threads: int = 0
+    cluster: int = 1
+    options: tuple[str, ...] = ()
+
+
+_FLOAT = (
+    Way(1_024, "warp", vectors=4, threads=256),
+    Way(8_192, "block", min_rows=264, vectors=4),
+    Way(8_192, "block", vectors=2),
+    Way(16_384, "block", vectors=4),
+    Way(32_768, "block", vectors=8),
+    Way(65_536, "cluster", cluster=2, vectors=8),
+    Way(131_072, "stream", min_rows=264, cluster=4, vectors=8),
+    Way(131_072, "cluster", cluster=8, vectors=4),
+    Way(262_144, "stream", min_rows=132, cluster=8, vectors=8),
+    Way(262_144, "cluster", cluster=8, vectors=8),
+    Way(458_752, "shared", cluster=8, threads=1024),
+    # without clusters
+    Way(49_152, "block", vectors=12),
+    Way(57_344, "shared", threads=1024),
+    Way(MAX_N, "split", vectors=4, threads=512),
+)
+_TWO_BYTES = (
+    Way(1_024, "warp", vectors=2, threads=256),
+    Way(16_384, "block", min_rows=264, vectors=2),
+    Way(16_384, "block", vectors=2),
+    Way(32_768, "block", vectors=4),
+    Way(65_536, "cluster", cluster=4, vectors=4),
+    Way(131_072, "cluster", cluster=8, vectors=4),
+    Way(262_144, "cluster", cluster=8, vectors=4),
+    Way(917_504, "shared", cluster=8, threads=1024),
+    # without clusters
+    Way(114_688, "shared", threads=1024),
+    Way(MAX_N, "split", vectors=2, threads=512),
+)
+WAYS: dict[str, tuple[Way, ...]] = {"float32": _FLOAT, "float16": _TWO_BYTES, "bfloat16": _TWO_BYTES}
+"""The decision table: the first line that fits is taken.  A GPU without clusters skips the lines with `cluster`."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One launch: a kernel file, the compiler's macros, and the launch's numbers."""
+
+    kernel: str
+    macros: tuple[str, ...]
+    grid: int
+    threads: int
+    shared_mem: int = 0
+    parts: int = 0
+    options: tuple[str, ...] = field(default=(), kw_only=True)
+
+    def entries(self) -> tuple[str, ...]:
+        """Names of the kernels that are launched one after the other."""
+        return ("softmax_split_states", "softmax_split_write") if self.kernel == "split" else (f"softmax_{self.kernel}",)
+
+    def compiled(self) -> list:
+        """The kernels, ready to launch."""
+        kernels = [kernel(f"fast/{self.kernel}.cu", entry, (*self.macros, *self.options)) for entry in self.entries()]
+        for k in kernels:
+            if self.shared_mem > 48 << 10:
+                k.max_dynamic_shared_size_bytes = self.shared_mem
+        return kernels
+
+
+# ------------------------------------------------------------------------------------------------ the table, read
+
+
+@cache
+def device() -> tuple[bool, int]:
+    """Whether the device has thread-block clusters, and its number of multiprocessors (those of an H200 on the CPU device)."""
+    if not on_gpu:
+        return False, 132
+    gpu = cp.cuda.Device()
+    return int(gpu.compute_capability) >= 90, gpu.attributes["MultiProcessorCount"]
+
+
+def way(M: int, N: int, dtype: str, clusters: bool | None = None) -> Way:
+    """The line of the table for M rows of N elements; `clusters` says whether the GPU has them (default: this device)."""
+    clusters = device()[0] if clusters is None else clusters
+    return next(w for w in WAYS[dtype] if N <= w.max_n and M >= w.min_rows and (clusters or w.cluster == 1))
+
+
+def plan(w: Way, M: int, N: int, dtype: str, aligned: bool, log: bool = False) -> Plan:
+    """The launch of line `w` for M rows of N elements; `aligned`: all rows of x and y begin and end at 16-byte boundaries."""
+    width = 16 // np.dtype(np.float32 if dtype == "float32" else np.float16).itemsize
+    pieces = _ceil_div(N, width)
+    common = [*MACROS[dtype], *["-DALIGNED"] * aligned, *["-DLOG"] * log]
+    macros, grid, threads, shared, parts = _LAUNCH[w.kernel](w, M, pieces, 1 if aligned else 2 * width - 2)
+    macros = tuple(common + [f"-D{name}={value}" for name, value in macros.items()])
+    return Plan(w.kernel, macros, grid, threads, shared, parts, options=w.options)
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _warp(w, M, pieces, least):
+    lanes = min(32, 1 << (max(least, _ceil_div(pieces, w.vectors)) - 1).bit_length())
+    macros = {"LANES": lanes, "VECTORS": _ceil_div(pieces, lanes), "THREADS": w.threads}
+    return macros, _ceil_div(M, w.threads // lanes), w.threads, 0, 0
+
+
+def _block(w, M, pieces, least):
+    threads = w.threads or 32 * _ceil_div(max(pieces, least), 32 * w.cluster * w.vectors)
+    macros = {"THREADS": threads, "VECTORS": _ceil_div(pieces, w.cluster * threads)}
+    return macros | ({"CLUSTER": w.cluster} if w.cluster > 1 else {}), M * w.cluster, threads, 0, 0
+
+
+def _shared(w, M, pieces, least):
+    macros = {"THREADS": w.threads} | ({"CLUSTER": w.cluster} if w.cluster > 1 else {})
+    return macros, M * w.cluster, w.threads, 16 * w.threads * _ceil_div(pieces, w.cluster * w.threads), 0
+
+
+def _stream(w, M, pieces, least):
+    macros, _, threads, _, _ = _block(w, M, pieces, least)
+    shared = 16 * threads * macros["VECTORS"]
+    resident = max(1, min(1024 // threads, SHARED_OF_SM // (shared + 2048)))      # blocks a multiprocessor, with 64 registers a thread
+    teams = max(1, device()[1] * resident // w.cluster)
+    teams = _ceil_div(M, _ceil_div(M, teams))                                       # the same number of rows for each
+    return macros, teams * w.cluster, threads, shared, 0
+
+
+def _split(w, M, pieces, least):
+    parts = _ceil_div(max(pieces, least), w.threads * w.vectors)
+    return {"THREADS": w.threads, "VECTORS": w.vectors}, M * parts, w.threads, 0, parts
+
+
+_LAUNCH: dict[str, Callable] = {"warp": _warp, "block": _block, "cluster": _block, "shared": _shared, "stream": _stream,
+                                "split": _split}
+
+
+# ------------------------------------------------------------------------------------------------------- the call
+
+_launches: dict[tuple, Callable] = {}
+
+
+def softmax(x, out=None, log: bool = False):
+    """Softmax (`log`: its logarithm) along the last axis of `x`, a contiguous cp array of float32, float16 or bfloat16.
+
+    Returns a new array, or `out` (of the same shape and dtype; `out=x` works in place).  bfloat16 is `ml_dtypes.bfloat16`; a
+    torch tensor comes in without a copy by `cp.from_dlpack(tensor)`.  Rows may begin anywhere; an `out` whose rows are not
+    aligned as those of `x` are is written element by element, which takes longer.  Raises TypeError or ValueError that names
+    the limit.
+    """
+    if not isinstance(x, cp.ndarray):
+        raise TypeError(f"x must be a cp array, got {type(x).__name__}: cp.asarray(x) makes one")
+    start = x.data.ptr % 16
+    if out is None:
+        out = cp.empty(x.shape, dtype=x.dtype) if start == 0 else _empty_aligned_as(x)
+    elif out is not x:
+        _check_out(x, out)
+    key = x.shape, x.strides, x.dtype, start, out.data.ptr % 16, log
+    launch = _launches.get(key)
+    if launch is None:
+        launch = _launches[key] = _launch(x, out, log)
+    launch(x, out)
+    return out
+
+
+def _launch(x, out, log: bool) -> Callable:
+    """Check `x`, and make a function of (x, out) that launches what the table says."""
+    name = x.dtype.name
+    if name not in WAYS:
+        raise TypeError(f"x must be float32, float16 or bfloat16, got {name}: use x.astype(cp.float32)")
+    if x.ndim == 0:
+        raise ValueError("x has no axis: softmax goes along the last axis of an array")
+    if not x.flags.c_contiguous:
+        raise ValueError("x is not contiguous, and a kernel gets only a pointer: use cp.ascontiguousarray(x)")
+    M, N = int(np.prod(x.shape[:-1])), x.shape[-1]
+    if N > MAX_N or M > 2**31 - 1:
+        raise ValueError(f"{M:,} rows of {N:,}: the kernels count rows up to 2,147,483,647 and columns up to {MAX_N:,}; split x")
+    if M == 0 or N == 0:
+        return lambda x, out: None
+    aligned = x.data.ptr % 16 == out.data.ptr % 16 == N * x.itemsize % 16 == 0
+    p = plan(way(M, N, name), M, N, name, aligned, log)
+    grid, block, shared_mem, n = (p.grid,), (p.threads,), p.shared_mem, np.int32(N)
+    if p.kernel == "split":
+        return _launch_split(p, M, N, x.itemsize)
+    (run,), m = p.compiled(), np.int32(M)
+    return lambda x, out: run(grid, block, (x, out, m, n), shared_mem=shared_mem)
+
+
+def _launch_split(p: Plan, M: int, N: int, itemsize: int) -> Callable:
+    """Two kernels for as many rows at a time as the second is likely to find in the L2 cache."""
+    states_kernel, write_kernel = p.compiled()
+    block, parts, n, at_once = (p.threads,), np.int32(p.parts), np.int32(N), max(1, L2_SHARE // (N * itemsize))
+
+    def launch(x, out):
+        for first in range(0, M, at_once):
+            if M > at_once:
+                x_rows, out_rows = x.reshape(M, N)[first:], out.reshape(M, N)[first:]
+            else:
+                x_rows, out_rows = x, out
+            grid = (min(at_once, M - first) * p.parts,)
+            states = cp.empty(2 * grid[0], dtype=np.float32)
+            states_kernel(grid, block, (x_rows, states, parts, n))
+            write_kernel(grid, block, (x_rows, out_rows, states, parts, n))
+    return launch
+
+
+def _check_out(x, out) -> None:
+    if not isinstance(out, cp.ndarray):
+        raise TypeError(f"out must be a cp array, got {type(out).__name__}")
+    if out.shape != x.shape or out.dtype != x.dtype:
+        raise ValueError(f"out has shape {out.shape} and dtype {out.dtype}; it must be like x, {x.shape} and {x.dtype}")
+    if not out.flags.c_contiguous:
+        raise ValueError("out is not contiguous, and a kernel gets only a pointer")
+    if 0 < abs(x.data.ptr - out.data.ptr) < x.nbytes:
+        raise ValueError("out overlaps x: rows would be overwritten before they are read; pass out=x, or an array of its own")
+
+
+def _empty_aligned_as(x):
+    """A new array whose rows begin at the same offset from a multiple of 16 bytes as those of `x`: both can use 16-byte accesses."""
+    skip = x.data.ptr % 16 // x.itemsize
+    return cp.empty(x.size + skip, dtype=x.dtype)[skip:].reshape(x.shape)
