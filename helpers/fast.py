@@ -16,8 +16,8 @@ from .device import cp, on_gpu
 from .ladder import MAX_N, kernel
 
 MAX_SHARED = 232_448            # bytes of shared memory that one block may have: 227 KB
-SHARED_OF_SM = 228 << 10        # bytes that a multiprocessor has for its blocks
 L2_SHARE = 24 << 20            # bytes of input that are likely to stay in the L2 cache between two kernels
+_LARGE_CLUSTERS = 14            # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
 MACROS = {"float32": (), "float16": ("-DHALF",), "bfloat16": ("-DBF16",)}
 
 
@@ -26,7 +26,9 @@ class Way:
     """A line of the table: rows of up to `max_n` elements, at least `min_rows` of them, are computed like this.
 
     `kernel` names a file of cuda_snippets/fast/.  `vectors` is how many pieces of 16 bytes a thread may hold, `threads` the size
-    of a block (0: as many as the row needs), `cluster` the blocks a row is spread over.  `options` are more compiler options.
+    of a block (0: as many as the row needs), `cluster` the blocks a row is spread over.  `ahead`: so many KB before a block's row
+    the L2 cache is asked for another.  `full`: as few registers as it takes for 2048 threads on a multiprocessor.  `options` are
+    more compiler options.
     """
 
     max_n: int
@@ -35,41 +37,67 @@ class Way:
     vectors: int = 4
     threads: int = 0
     cluster: int = 1
+    ahead: int = 0
+    full: bool = False
     options: tuple[str, ...] = ()
 
 
+_NEAR, _FAR = 132 * 32, 132 * 64                       # KB ahead: 32 or 64 for each multiprocessor
 _FLOAT = (
-    Way(1_024, "warp", vectors=4, threads=256),
-    Way(8_192, "block", min_rows=264, vectors=4),
-    Way(8_192, "block", vectors=2),
-    Way(16_384, "block", vectors=4),
-    Way(32_768, "block", vectors=8),
-    Way(65_536, "cluster", cluster=2, vectors=8),
-    Way(131_072, "stream", min_rows=264, cluster=4, vectors=8),
-    Way(131_072, "cluster", cluster=8, vectors=4),
-    Way(262_144, "stream", min_rows=132, cluster=8, vectors=8),
-    Way(262_144, "cluster", cluster=8, vectors=8),
+    Way(128, "warp", vectors=1, threads=128),
+    Way(256, "warp", vectors=2, threads=128),
+    Way(512, "block", vectors=2),
+    Way(1_024, "block", vectors=2, ahead=_NEAR),
+    Way(2_048, "block", vectors=6, ahead=_NEAR),
+    Way(4_096, "block", min_rows=264, vectors=5, ahead=_FAR),
+    Way(4_096, "block", vectors=4),
+    Way(6_144, "block", vectors=6, ahead=_NEAR),
+    Way(8_192, "block", vectors=2, ahead=_NEAR),
+    Way(16_384, "block", min_rows=64, vectors=8, ahead=_NEAR),
+    Way(16_384, "cluster", cluster=8, vectors=4),
+    Way(32_768, "block", min_rows=64, vectors=8),
+    Way(57_344, "shared", min_rows=264, threads=1024),
+    Way(65_536, "shared", min_rows=264, cluster=4, threads=256, ahead=_NEAR),
+    Way(65_536, "cluster", min_rows=16, cluster=8, vectors=8),
+    Way(32_768, "cluster", cluster=8, vectors=4),
+    Way(65_536, "cluster", cluster=16, vectors=8),
+    Way(131_072, "shared", min_rows=64, cluster=8, threads=256),
+    Way(131_072, "shared", min_rows=16, cluster=16, threads=128),
+    Way(163_840, "cluster", min_rows=264, cluster=8, vectors=12, ahead=_NEAR),
+    Way(262_144, "shared", min_rows=16, cluster=16, threads=256),
+    Way(262_144, "cluster", cluster=16, vectors=12),
     Way(458_752, "shared", cluster=8, threads=1024),
     # without clusters
     Way(49_152, "block", vectors=12),
     Way(57_344, "shared", threads=1024),
-    Way(MAX_N, "split", vectors=4, threads=512),
+    Way(MAX_N, "split", vectors=4, threads=256),
 )
 _TWO_BYTES = (
-    Way(1_024, "warp", vectors=2, threads=256),
-    Way(16_384, "block", min_rows=264, vectors=2),
-    Way(16_384, "block", vectors=2),
-    Way(32_768, "block", vectors=4),
-    Way(65_536, "cluster", cluster=4, vectors=4),
-    Way(131_072, "cluster", cluster=8, vectors=4),
-    Way(262_144, "cluster", cluster=8, vectors=4),
+    Way(128, "warp", vectors=1, threads=128),
+    Way(512, "warp", vectors=2, threads=128),
+    Way(1_024, "block", vectors=2),
+    Way(2_048, "block", vectors=4, ahead=_NEAR),
+    Way(4_096, "block", min_rows=264, vectors=2, ahead=_NEAR),
+    Way(8_192, "block", vectors=4, ahead=_FAR),
+    Way(16_384, "block", min_rows=64, vectors=2, ahead=_NEAR, full=True),
+    Way(16_384, "cluster", min_rows=16, cluster=4, vectors=4),
+    Way(16_384, "cluster", cluster=8, vectors=2),
+    Way(32_768, "block", min_rows=64, vectors=4, ahead=_FAR),
+    Way(65_536, "shared", min_rows=64, cluster=2, threads=512),
+    Way(65_536, "cluster", cluster=8, vectors=4),
+    Way(131_072, "shared", min_rows=64, cluster=4, threads=512),
+    Way(131_072, "shared", min_rows=16, cluster=8, threads=256),
+    Way(262_144, "shared", min_rows=64, cluster=8, threads=512),
+    Way(262_144, "shared", min_rows=16, cluster=16, threads=256),
+    Way(262_144, "cluster", cluster=16, vectors=4),
     Way(917_504, "shared", cluster=8, threads=1024),
     # without clusters
+    Way(32_768, "block", vectors=4),
     Way(114_688, "shared", threads=1024),
-    Way(MAX_N, "split", vectors=2, threads=512),
+    Way(MAX_N, "split", vectors=2, threads=256),
 )
 WAYS: dict[str, tuple[Way, ...]] = {"float32": _FLOAT, "float16": _TWO_BYTES, "bfloat16": _TWO_BYTES}
-"""The decision table: the first line that fits is taken.  A GPU without clusters skips the lines with `cluster`."""
+"""The decision table: the first line that fits is taken.  A GPU skips the lines whose `cluster` is larger than it has."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +122,8 @@ class Plan:
         for k in kernels:
             if self.shared_mem > 48 << 10:
                 k.max_dynamic_shared_size_bytes = self.shared_mem
+            if "-DCLUSTER=16" in self.macros:                   # more than every GPU with clusters has: to be asked for
+                cp.cuda.driver.funcSetAttribute(k.kernel.ptr, _LARGE_CLUSTERS, 1)
         return kernels
 
 
@@ -101,18 +131,16 @@ class Plan:
 
 
 @cache
-def device() -> tuple[bool, int]:
-    """Whether the device has thread-block clusters, and its number of multiprocessors (those of an H200 on the CPU device)."""
-    if not on_gpu:
-        return False, 132
-    gpu = cp.cuda.Device()
-    return int(gpu.compute_capability) >= 90, gpu.attributes["MultiProcessorCount"]
+def largest_cluster() -> int:
+    """Blocks in the largest thread-block cluster of this device: 16 on data-center GPUs, 8 on others from 9.0 on, 1 without."""
+    capability = int(cp.cuda.Device().compute_capability) if on_gpu else 0
+    return 16 if capability in (90, 100, 103) else 8 if capability >= 90 else 1
 
 
-def way(M: int, N: int, dtype: str, clusters: bool | None = None) -> Way:
-    """The line of the table for M rows of N elements; `clusters` says whether the GPU has them (default: this device)."""
-    clusters = device()[0] if clusters is None else clusters
-    return next(w for w in WAYS[dtype] if N <= w.max_n and M >= w.min_rows and (clusters or w.cluster == 1))
+def way(M: int, N: int, dtype: str, clusters: int | None = None) -> Way:
+    """The line of the table for M rows of N elements; `clusters`: the largest cluster of the GPU (default: this device)."""
+    clusters = largest_cluster() if clusters is None else clusters
+    return next(w for w in WAYS[dtype] if N <= w.max_n and M >= w.min_rows and w.cluster <= clusters)
 
 
 def plan(w: Way, M: int, N: int, dtype: str, aligned: bool, log: bool = False) -> Plan:
@@ -121,12 +149,22 @@ def plan(w: Way, M: int, N: int, dtype: str, aligned: bool, log: bool = False) -
     pieces = _ceil_div(N, width)
     common = [*MACROS[dtype], *["-DALIGNED"] * aligned, *["-DLOG"] * log]
     macros, grid, threads, shared, parts = _LAUNCH[w.kernel](w, M, pieces, 1 if aligned else 2 * width - 2)
+    if w.ahead:
+        macros["AHEAD"] = _rounded(w.ahead * 1024 * width // (16 * N))
+    if w.full:
+        macros["BLOCKS"] = 2048 // threads
     macros = tuple(common + [f"-D{name}={value}" for name, value in macros.items()])
     return Plan(w.kernel, macros, grid, threads, shared, parts, options=w.options)
 
 
 def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
+
+
+def _rounded(n: int) -> int:
+    """`n` rounded down to three binary digits, so that rows of about the same length share a compiled kernel."""
+    step = 1 << max(0, n.bit_length() - 3)
+    return n // step * step
 
 
 def _warp(w, M, pieces, least):
@@ -146,22 +184,12 @@ def _shared(w, M, pieces, least):
     return macros, M * w.cluster, w.threads, 16 * w.threads * _ceil_div(pieces, w.cluster * w.threads), 0
 
 
-def _stream(w, M, pieces, least):
-    macros, _, threads, _, _ = _block(w, M, pieces, least)
-    shared = 16 * threads * macros["VECTORS"]
-    resident = max(1, min(1024 // threads, SHARED_OF_SM // (shared + 2048)))      # blocks a multiprocessor, with 64 registers a thread
-    teams = max(1, device()[1] * resident // w.cluster)
-    teams = _ceil_div(M, _ceil_div(M, teams))                                       # the same number of rows for each
-    return macros, teams * w.cluster, threads, shared, 0
-
-
 def _split(w, M, pieces, least):
     parts = _ceil_div(max(pieces, least), w.threads * w.vectors)
     return {"THREADS": w.threads, "VECTORS": w.vectors}, M * parts, w.threads, 0, parts
 
 
-_LAUNCH: dict[str, Callable] = {"warp": _warp, "block": _block, "cluster": _block, "shared": _shared, "stream": _stream,
-                                "split": _split}
+_LAUNCH: dict[str, Callable] = {"warp": _warp, "block": _block, "cluster": _block, "shared": _shared, "split": _split}
 
 
 # ------------------------------------------------------------------------------------------------------- the call

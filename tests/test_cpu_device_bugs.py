@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from helpers import cpu_device as cp
-from helpers import snippets
-from helpers.cpu_device import KernelError
+from helpers import ladder, reference
+from helpers.cpu_device import KernelError, compiler
 
 BUGS = Path(__file__).parent / "bugs"
 SEEDS = range(1, 9)
@@ -310,6 +310,8 @@ ENDS = [
 @pytest.mark.parametrize("end", ENDS, ids=[e.name for e in ENDS])
 def test_nothing_ends_the_session(end, checked):
     """An endless loop, endless recursion, abort(), a wild pointer: an exception, and everything else goes on."""
+    if end.name == "divides_by_zero" and not checked and compiler.MACHINE != "x86_64":
+        pytest.skip("this processor divides by zero without complaint, as a GPU does")
     x = cp.arange(end.start, end.start + 32, dtype=np.int32)
     y, keep = cp.zeros(32, np.int32), cp.asarray(np.arange(1000.0))
     ends = module("ends.cu")
@@ -334,23 +336,17 @@ def test_nothing_ends_the_session(end, checked):
 # ------------------------------------------------------------------------------- no false alarms
 
 
-@pytest.mark.parametrize("file", snippets.names())
-def test_no_false_alarm_on_any_kernel_of_the_course(file):
-    """Every step of the ladder that lives in `file`, in eight adverse schedules, at odd sizes."""
-    from helpers import ladder, reference
-
-    steps = [s for s in ladder.STEPS.values() if s.file == file]
-    if not steps:
-        pytest.skip("no step of the ladder launches this file")
+@pytest.mark.parametrize("step", ladder.STEPS.values(), ids=ladder.STEPS)
+def test_no_false_alarm_on_any_kernel_of_the_course(step):
+    """Every step of the ladders at odd sizes, in eight adverse schedules."""
     rng = np.random.default_rng(5)
-    for step in steps:
-        for seed in (0, *SEEDS):
-            with cp.settings(seed=seed):
-                if step.key.startswith("attention"):
-                    q, k, v = (rng.normal(size=(2, n, 16)).astype(np.float32) for n in (11, 19, 19))
-                    o, _ = ladder.attention(*map(cp.asarray, (q, k, v)), step.key, causal=bool(seed % 2))
-                    expected = reference.attention(q, k, v, causal=bool(seed % 2))[0]
-                    np.testing.assert_allclose(o.get(), expected, rtol=1e-4, atol=1e-6)
-                else:
-                    x = rng.normal(size=(3, 131)).astype(np.float32)
-                    np.testing.assert_allclose(ladder.softmax(cp.asarray(x), step.key).get(), reference.softmax(x), rtol=1e-5)
+    for seed in (0, *SEEDS):
+        with cp.settings(seed=seed):
+            if step.key.startswith("attention"):
+                q, k, v = (rng.normal(size=(2, n, 16)).astype(np.float32) for n in (11, 19, 19))
+                o, _ = ladder.attention(*map(cp.asarray, (q, k, v)), step.key, causal=bool(seed % 2))
+                expected = reference.attention(q, k, v, causal=bool(seed % 2))[0]
+                np.testing.assert_allclose(o.get(), expected, rtol=1e-4, atol=1e-6)
+            else:
+                x = rng.normal(size=(3, 131)).astype(np.float32)
+                np.testing.assert_allclose(ladder.softmax(cp.asarray(x), step.key).get(), reference.softmax(x), rtol=1e-5)

@@ -112,8 +112,8 @@ def execute(nb: nbformat.NotebookNode, path: Path, progress: Progress) -> Result
     for cell in nb.cells:
         cell.metadata.pop("execution", None)
     start, error = time.monotonic(), ""
-    client = NotebookClient(nb, coalesce_streams=True, timeout=CELL_TIMEOUT, kernel_name="python3", record_timing=False, on_cell_start=starts,
-                            extra_arguments=["--log-level=ERROR"], resources={"metadata": {"path": str(path.parent)}})
+    client = NotebookClient(nb, timeout=CELL_TIMEOUT, kernel_name="python3", record_timing=False, coalesce_streams=True,
+                            on_cell_start=starts, extra_arguments=["--log-level=ERROR"], resources={"metadata": {"path": str(path.parent)}})
     try:
         client.execute()
     except CellExecutionError as problem:

@@ -13,8 +13,25 @@ from types import SimpleNamespace
 import numpy as _np
 
 from . import clock as _clock
-from .array import (arena, array, asarray, ascontiguousarray, asnumpy, copyto, empty, empty_like, from_dlpack, full, full_like, ndarray,
-                    numpy_function, ones, ones_like, zeros, zeros_like)
+from .array import (
+    arena,
+    array,
+    asarray,
+    ascontiguousarray,
+    asnumpy,
+    copyto,
+    empty,
+    empty_like,
+    from_dlpack,
+    full,
+    full_like,
+    ndarray,
+    numpy_function,
+    ones,
+    ones_like,
+    zeros,
+    zeros_like,
+)
 from .errors import CompileException, CUDADriverError, KernelError, NoCompiler
 from .kernel import RawKernel, RawModule, current, settings
 

@@ -113,7 +113,7 @@ class Source:
 
 _KERNEL = re.compile(
     r'(?P<template>template\s*<[^{};]*>\s*)?(?P<c>extern\s+"C"\s+)?(?:static\s+|inline\s+)*__global__\s+'
-    r"(?:void\s+)?(?:__launch_bounds__\s*\([^)]*\)\s*|__cluster_dims__\s*\([^)]*\)\s*)?(?:void\s+)?"
+    r"(?:void\s+)?(?:__launch_bounds__\s*\([^)]*\)\s*|__cluster_dims__\s*\([^)]*\)\s*)*(?:void\s+)?"
     r"(?P<name>\w+)\s*\((?P<parameters>[^)]*)\)")
 _EXTERN_SHARED = re.compile(
     r"extern\s+(?:__align__\s*\(\s*\d+\s*\)\s*|alignas\s*\([^)]*\)\s*)?__shared__\s+"
@@ -203,8 +203,8 @@ def _refuse_host_headers(source: Source, options: tuple[str, ...]) -> None:
         for number, text in lines.items():
             match = _INCLUDE.match(text)
             if match and not any((folder / match[1]).is_file() for folder in folders):
-                raise CompileException(f'{file}({number}): error: cannot open source file "{match[1]}" (kernels are compiled by NVRTC on a GPU, '
-                                       "which has the headers of CUDA, such as cuda_fp16.h, and none of the host's)")
+                raise CompileException(f'{file}({number}): error: cannot open source file "{match[1]}" (kernels are compiled '
+                                       "by NVRTC on a GPU, which has the headers of CUDA, such as cuda_fp16.h, and none of the host's)")
 
 
 def _compile(compiler_path, flags, text, library, source, checked: bool) -> None:
@@ -275,7 +275,8 @@ def _symbols(library: Path):
 
     def section(name):
         low, high = edges.get(f"{name}_start", 0), edges.get(f"{name}_end", 0)
-        inside = [(re.sub(r"^.*::|\.\d+$", "", n), at, size) for n, at, size in found if low <= at < high and size and not n.startswith(name)]
+        inside = [(re.sub(r"^.*::|\.\d+$", "", n), at, size) for n, at, size in found
+                  if low <= at < high and size and not n.startswith(name)]
         return [(name, low, high - low), *inside] if inside else []
 
     return section("cuda_shared"), section("cuda_global"), max((at + size for _, at, size in found), default=0)
@@ -328,7 +329,7 @@ def worker_program() -> Path:
     if not program.exists():
         with tempfile.TemporaryDirectory(dir=cache_dir()) as folder:
             built = Path(folder) / "worker"
-            run = subprocess.run([path, "-std=c++17", "-O2", "-g", "-rdynamic", *NO_RED_ZONE, str(HERE / "runtime.cpp"), "-o", str(built), "-ldl"],
+            run = subprocess.run([path, "-std=c++17", "-O2", "-rdynamic", *NO_RED_ZONE, str(HERE / "runtime.cpp"), "-o", str(built), "-ldl"],
                                  capture_output=True, text=True)
             if run.returncode != 0:
                 raise CompileException(run.stderr)

@@ -18,8 +18,21 @@ from .counters import Counters
 from .errors import CUDADriverError, KernelError
 from .explain import Launch, counters, explain
 from .memory import ARENA_BYTES, PAGE, Allocation
-from .worker import (CHECKED, DESCRIBE, INIT_GLOBALS, INITIALIZED, NO_GLOBALS, PASSED, READ_ONLY, TRACE, WANTS_WRITTEN, Pool, Request,
-                     WorkerDied, pack)
+from .worker import (
+    CHECKED,
+    DESCRIBE,
+    INIT_GLOBALS,
+    INITIALIZED,
+    NO_GLOBALS,
+    PASSED,
+    READ_ONLY,
+    TRACE,
+    WANTS_WRITTEN,
+    Pool,
+    Request,
+    WorkerDied,
+    pack,
+)
 
 MAX_THREADS, MAX_SHARED, DEFAULT_SHARED = 1024, 232_448, 48 << 10
 pool = Pool(arena)
@@ -100,7 +113,8 @@ class RawModule:
         library = self._library(current.checked)
         if name not in library.kernels and name not in library.source.signatures and re.fullmatch(r"\w+", name):
             try:  # perhaps a macro writes it: then only the compiler can say
-                with_it = compiler.build(self.code, library.name, self.options, self.name_expressions + self._from_macros + (name,), current.checked)
+                names = self.name_expressions + self._from_macros + (name,)
+                with_it = compiler.build(self.code, library.name, self.options, names, current.checked)
             except compiler.CompileException:
                 pass
             else:
@@ -208,7 +222,8 @@ class RawKernel:
         if block[2] > 64:
             raise CUDADriverError(f"{invalid}a block has at most 64 threads in z, this one {block[2]}")
         if min(*grid, *block) < 1:
-            raise CUDADriverError(f"{invalid}grid {grid} and block {block} need at least 1 in every direction; skip the launch for empty arrays")
+            raise CUDADriverError(f"{invalid}grid {grid} and block {block} need at least 1 in every direction; "
+                                  "skip the launch for empty arrays")
         if grid[0] > 2**31 - 1 or max(grid[1:]) > 65_535:
             raise CUDADriverError(f"{invalid}a grid has at most 2,147,483,647 blocks in x and 65,535 in y and z, this one {grid}")
         if shared_mem > self._max_dynamic:
@@ -277,7 +292,8 @@ def _pack_argument(value, kind: str, where: str) -> bytes:
     if plain and isinstance(value, (int, float)):
         integer = kind[0] in "iupc"
         if integer != isinstance(value, int):
-            raise TypeError(f"{where}: a Python {type(value).__name__} for a parameter that wants {_TYPES.get(kind, 'a pointer')}; write {_TYPES.get(kind)}({value})")
+            raise TypeError(f"{where}: a Python {type(value).__name__} for a parameter that wants {_TYPES.get(kind, 'a pointer')}; "
+                            f"write {_TYPES.get(kind)}({value})")
         return (np.int64 if integer else np.float64)(value).tobytes()
     if isinstance(value, (np.generic, np.ndarray)):
         data = np.asarray(value)
@@ -353,7 +369,7 @@ def _flags(live: list[Allocation], kinds: list[str], packed: list[bytes], args, 
     pointers += [a._host.ravel().view(np.uint64) for a in args if isinstance(a, ndarray) and a.dtype.kind in "iu" and a.itemsize == 8]
     writable = [p for kind, p in zip(kinds, packed) if kind[0] != "c" and len(p) % 8 == 0]
     if library.globals_at is not None:
-        start, nbytes = library.variables[0][1], library.variables[0][2]
+        nbytes = library.variables[0][2]
         home = np.frombuffer(arena.bytes_at(library.globals_at, nbytes // 8 * 8), np.uint64)
         pointers.append(home)
         writable.append(home.tobytes())

@@ -159,8 +159,8 @@ def _explain_shuffle(warps):
         if error.kind == "race":
             lines = sorted({error.line, error.other_line} - {None})
             where = f"line{'s' * (len(lines) > 1)} {' and '.join(map(str, lines))}"
-            return (f"a race on partial[{error.index}] in {where}: between storing and reading all threads must meet at a barrier, and one lane "
-                    "of a warp stores")
+            return (f"a race on partial[{error.index}] in {where}: between storing and reading all threads must meet "
+                    "at a barrier, and one lane of a warp stores")
         if error.kind == "uninitialized" and error.index < warps:
             return (f"partial[{error.index}] is read{where} before its warp has stored anything there: all threads must meet at a "
                     "barrier first")
