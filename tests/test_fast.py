@@ -42,7 +42,9 @@ def right(got: np.ndarray, x: np.ndarray, log: bool = False) -> bool:
     finite = np.isfinite(exact)
     size = np.abs(exact[finite])
     ulp = np.maximum(2.0 ** (np.floor(np.log2(np.maximum(size, 1e-300))) - info.nmant), float(info.smallest_subnormal))
-    return bool(np.all(np.abs(got[finite] - exact[finite]) <= 0.5 * ulp + 1e-5 * size + 1e-6 * log))
+    # CuPy compiles every RawKernel with -ftz=true: a result that is subnormal in float32, as bf16 can hold it, becomes 0.
+    flushed = (size < 1.2e-38) & (got[finite] == 0)
+    return bool(np.all(flushed | (np.abs(got[finite] - exact[finite]) <= 0.5 * ulp + 1e-5 * size + 1e-6 * log)))
 
 
 def run(way: Way, x: np.ndarray, *, log: bool = False, offset: int = 0, y_offset: int | None = None) -> np.ndarray:
@@ -68,7 +70,7 @@ def run(way: Way, x: np.ndarray, *, log: bool = False, offset: int = 0, y_offset
 
 SMALL = {                                               # a way of each kernel, small enough that short rows have several parts
     "warp": Way(MAX_N, "warp", vectors=2, threads=64), "block": Way(MAX_N, "block", vectors=2),
-    "block, many threads": Way(MAX_N, "block", vectors=1), "shared": Way(MAX_N, "shared", threads=64),
+    "block, many threads": Way(MAX_N, "block", vectors=1, ahead=1), "shared": Way(MAX_N, "shared", threads=64),
     "split": Way(MAX_N, "split", vectors=1, threads=32)}
 every_way = pytest.mark.parametrize("way", SMALL)
 

@@ -26,8 +26,6 @@ ELEMENTS = 2**27
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
 ODD = (1000, 4095, 4097, 8191, 32001, 50257, 128256, 151936)
 FEW = [(M, N) for N in (4096, 16384, 32768, 65536, 131072, 262144) for M in (1, 4, 32, 128)]
-MORE = (("ftz", "--ftz=true"), ("ldcs", "-DLOAD=__ldcs"), ("stcs", "-DSTORE=__stcs"), ("cs cs", "-DLOAD=__ldcs", "-DSTORE=__stcs"),
-        ("ldcg", "-DLOAD=__ldcg"), ("ftz stcs", "--ftz=true", "-DSTORE=__stcs"))
 T0 = time.time()
 
 
@@ -73,11 +71,6 @@ def variants(N: int, dtype: str, least: int = 2, few: bool = False) -> list:
         for threads in (128, 256, 512, 1024):
             if part / 16 / threads <= 32:
                 add("shared", cluster=cluster, threads=threads)
-        for vectors in (2, 4, 8) if not few else ():
-            threads = 32 * -(-part // (32 * 16 * vectors))
-            if vectors <= most and 128 <= threads <= 1024 and part <= 200 << 10:
-                add("stream", cluster=cluster, vectors=vectors)
-                add("stream", ["-DBULK"], cluster=cluster, vectors=vectors)
     if few or N >= 131072:
         for threads in (256, 512, 1024):
             for vectors in (1, 2, 4):
@@ -86,13 +79,13 @@ def variants(N: int, dtype: str, least: int = 2, few: bool = False) -> list:
     return found
 
 
-def ahead(way, N: int, dtype: str) -> list[tuple[str, ...]]:
+def ahead(way, N: int, dtype: str) -> list[int]:
     """Distances of prefetching into the L2 cache worth trying: one and two times the rows that are under way, up to 24 MB."""
     if way.kernel not in ("block", "cluster", "shared"):
         return []
     size = N * (4 if dtype == "float32" else 2)
     rows = [d for d in (66, 132, 264, 528, 1056) if 4e6 <= d * size / way.cluster <= 24e6]
-    return [(f"ahead {d // way.cluster}", f"-DAHEAD={d // way.cluster}") for d in rows if d >= way.cluster][:2]
+    return [d // way.cluster for d in rows if d >= way.cluster][:2]
 
 
 def different(pairs: list) -> list:
@@ -106,7 +99,7 @@ def label(way, plan) -> str:
     macros = dict(m[2:].split("=") for m in plan.macros if "=" in m)
     lanes = f"/{macros['LANES']}" if "LANES" in macros else ""
     words.append(f"{plan.threads}{lanes}x{macros.get('VECTORS', '')}")
-    return " ".join(words + [o.removeprefix("--").removeprefix("-D").replace("=true", "") for o in way.options])
+    return " ".join(words + [o.removeprefix("-D") for o in way.options])
 
 
 # ----------------------------------------------------------------------------------- compiling on all cores
@@ -170,7 +163,7 @@ class Bench:
     def try_variant(self, way, p, x, y, picks, dtype):
         """(function that launches, what is wrong with it): each variant's first launch, survived even if it breaks the GPU."""
         size = 16 if way.cluster == 16 else min(way.cluster, 2)
-        family = " ".join([way.kernel, f"cluster {size}", *(o for o in way.options if o in ("-DBULK", "-DASYNC"))])
+        family = " ".join([way.kernel, f"cluster {size}", *(o for o in way.options if o == "-DASYNC")])
         if family in self.bad:
             return None, "this family broke the GPU before"
         self.note(family)
@@ -269,6 +262,8 @@ class Bench:
             digits, smallest = (10, 2.0**-24) if dtype == "float16" else (7, 2.0**-126)
             ulp = cp.maximum(2.0 ** (cp.floor(cp.log2(cp.maximum(size, 1e-300))) - digits), smallest)
             bad = error > 0.51 * ulp + 1e-6 * (size + log)
+            # CuPy compiles every RawKernel with -ftz=true: a result that is subnormal in float32, as bf16 can hold it, becomes 0.
+            bad &= (got != 0) | (size >= 1.2e-38)
         bad &= ~cp.isnan(expected) & (got != expected)
         if bool(bad.any()):
             r, c = (int(v[0]) for v in cp.nonzero(bad))
@@ -283,9 +278,6 @@ class Bench:
         cp = self.cp
         M, N = np.int32(x.shape[0]), np.int32(x.shape[1])
         kernels = p.compiled()
-        if any("CLUSTER=16" in m for m in p.macros):
-            for k in kernels:
-                cp.cuda.driver.funcSetAttribute(k.kernel.ptr, 14, 1)     # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
         grid, block = (p.grid,), (p.threads,)
         if p.kernel != "split":
             return lambda: kernels[0](grid, block, (x, y, M, N), shared_mem=p.shared_mem)
@@ -383,8 +375,9 @@ def rows_part(bench, compiler, args):
             if way.kernel in seen or len(seen) == 3:
                 continue
             seen.add(way.kernel)
-            for more in (*MORE, *ahead(way, N, dtype)):
-                second.append(make(fast.Way(**(vars(way) | {"options": (*way.options, *more[1:])})), M, N, dtype, aligned))
+            for rows in ahead(way, N, dtype):
+                options = (*way.options, f"-DAHEAD={rows}")
+                second.append(make(fast.Way(**(vars(way) | {"options": options})), M, N, dtype, aligned))
         compiler([p for _, p in second])
         screen(second)
         best = found[:6]

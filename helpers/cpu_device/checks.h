@@ -52,7 +52,8 @@ static void begin_block() {
   block_epoch = ++epoch;
   block_synchronized = false;
 }
-// Marks of large arrays are worth more memory than the arrays: give it back.
+// Marks take four times the memory of what is written: give that of large arrays back, and of huge ones keep none.
+static bool too_large_for_marks(const Array &a) { return a.bytes > 1ull << 29 && !(a.flags & WANTS_WRITTEN); }
 static void end_launch() {
   for (size_t i = 0; checked && i < arrays.size(); ++i)
     if (arrays[i].bytes > 4 << 20 && (used[i].written || used[i].read))
@@ -198,6 +199,7 @@ static void check_global(const Place &p) {
   }
   bool atomic = p.kind == ATOMIC;
   if (atomic) block_synchronized = true;
+  if (too_large_for_marks(a)) return;
   if (p.kind == LOAD && (a.flags & READ_ONLY) && !used[array].written) return;
   (p.kind == LOAD ? used[array].read : used[array].written) = true;
   for (uint64_t at = offset; at < offset + p.bytes; at += 4) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import mmap
 import os
@@ -11,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -113,7 +115,7 @@ class Source:
 
 _KERNEL = re.compile(
     r'(?P<template>template\s*<[^{};]*>\s*)?(?P<c>extern\s+"C"\s+)?(?:static\s+|inline\s+)*__global__\s+'
-    r"(?:void\s+)?(?:__launch_bounds__\s*\([^)]*\)\s*|__cluster_dims__\s*\([^)]*\)\s*)*(?:void\s+)?"
+    r"(?:void\s+)?(?:__launch_bounds__\s*\([^)]*\)\s*|__cluster_dims__\s*\([^)]*\)\s*|[A-Z][A-Z_]*\s+)*(?:void\s+)?"
     r"(?P<name>\w+)\s*\((?P<parameters>[^)]*)\)")
 _EXTERN_SHARED = re.compile(
     r"extern\s+(?:__align__\s*\(\s*\d+\s*\)\s*|alignas\s*\([^)]*\)\s*)?__shared__\s+"
@@ -185,6 +187,7 @@ def build(code: str, name: str, options: tuple[str, ...] = (), expressions: tupl
     key = _hash(text, version, *flags, _headers(), MACHINE, Path(__file__).read_text())
     library = cache_dir() / f"{key}.so"
     if not library.exists():
+        threading.Thread(target=_build_worker_meanwhile, daemon=True).start()
         _compile(path, flags, text, library, source, checked)
     shared, variables, end = _symbols(library)
     limit = 48 << 10
@@ -196,6 +199,11 @@ def build(code: str, name: str, options: tuple[str, ...] = (), expressions: tupl
     return Library(library, name, {k: i for i, k in enumerate(kernels)}, parameters, source, end, shared, variables)
 
 
+def _build_worker_meanwhile() -> None:
+    with contextlib.suppress(Exception):  # the launch will need it, and say what went wrong
+        worker_program()
+
+
 def _refuse_host_headers(source: Source, options: tuple[str, ...]) -> None:
     """A header that this computer has and NVRTC has not would make a kernel that runs here and fails on a GPU."""
     folders = [HERE / "include", *(Path(o[2:]) for o in _user_options(options)[0])]
@@ -203,8 +211,8 @@ def _refuse_host_headers(source: Source, options: tuple[str, ...]) -> None:
         for number, text in lines.items():
             match = _INCLUDE.match(text)
             if match and not any((folder / match[1]).is_file() for folder in folders):
-                raise CompileException(f'{file}({number}): error: cannot open source file "{match[1]}" (kernels are compiled '
-                                       "by NVRTC on a GPU, which has the headers of CUDA, such as cuda_fp16.h, and none of the host's)")
+                raise CompileException(f'{file}({number}): error: cannot open source file "{match[1]}" (kernels are compiled by NVRTC '
+                                       "on a GPU, which has the headers of CUDA, such as cuda_fp16.h, and none of the host's)")
 
 
 def _compile(compiler_path, flags, text, library, source, checked: bool) -> None:
@@ -283,14 +291,18 @@ def _symbols(library: Path):
 
 
 def _compiler_specific(version: str, checked: bool) -> list[str]:
-    """No vector instructions, which would merge accesses; and code in the order of the source, see counters.h."""
+    """No vector instructions, which would merge accesses; code in the order of the source, see counters.h; indices checked."""
     if "clang" in version.lower():
-        return ["-fno-vectorize", "-fno-slp-vectorize", "-mllvm", "-tsan-instrument-read-before-write=1", "-mllvm", "-disable-block-placement",
-                "-fsanitize=array-bounds,integer-divide-by-zero", "-fno-sanitize-recover=array-bounds,integer-divide-by-zero"] if checked else []
-    anchors = ["-fno-section-anchors"] if MACHINE == "aarch64" else []  # no address relative to another array's: gaps come between
-    return ["-fno-gnu-unique", *anchors, *(["-fno-tree-vectorize", "-fno-tree-slp-vectorize", "-fno-reorder-blocks", "-fno-thread-jumps",
-                                            "-fsanitize=bounds,integer-divide-by-zero",
-                                            "-fno-sanitize-recover=bounds,integer-divide-by-zero"] if checked else [])]
+        return ("-fno-vectorize -fno-slp-vectorize -mllvm -tsan-instrument-read-before-write=1 -mllvm -disable-block-placement "
+                "-fsanitize=array-bounds,integer-divide-by-zero "
+                "-fno-sanitize-recover=array-bounds,integer-divide-by-zero").split() if checked else []
+    flags = ["-fno-gnu-unique"]
+    if MACHINE == "aarch64":
+        flags.append("-fno-section-anchors")  # no address relative to another array's: gaps come between
+    if checked:
+        flags += ("-fno-tree-vectorize -fno-tree-slp-vectorize -fno-reorder-blocks -fno-thread-jumps "
+                  "-fsanitize=bounds,integer-divide-by-zero -fno-sanitize-recover=bounds,integer-divide-by-zero").split()
+    return flags
 
 
 def _user_options(options: tuple[str, ...]) -> tuple[list[str], str]:
@@ -320,21 +332,29 @@ def _hash(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
-@lru_cache
 def worker_program() -> Path:
     """The compiled runtime.cpp, built on first use."""
+    with _building:
+        return _worker_program()
+
+
+@lru_cache
+def _worker_program() -> Path:
     path, version = compiler()
     sources = [p.read_text() for p in (HERE / "runtime.cpp", *sorted(HERE.glob("*.h")))]
     program = cache_dir() / f"worker-{_hash(version, *sources)}"
     if not program.exists():
         with tempfile.TemporaryDirectory(dir=cache_dir()) as folder:
             built = Path(folder) / "worker"
-            run = subprocess.run([path, "-std=c++17", "-O2", "-rdynamic", *NO_RED_ZONE, str(HERE / "runtime.cpp"), "-o", str(built), "-ldl"],
-                                 capture_output=True, text=True)
+            command = [path, "-std=c++17", "-O2", "-rdynamic", *NO_RED_ZONE, str(HERE / "runtime.cpp"), "-o", str(built), "-ldl"]
+            run = subprocess.run(command, capture_output=True, text=True)
             if run.returncode != 0:
                 raise CompileException(run.stderr)
             os.replace(built, program)
     return program
+
+
+_building = threading.Lock()
 
 
 # ---------------------------------------------------------------------------------- addresses back to lines

@@ -3,7 +3,6 @@
 // A lane does not stop at each access: it writes the access into its log and runs on.  `replay` then reads the 32 logs of
 // a warp side by side and puts together what a GPU would have issued as one request.
 #pragma once
-#include <unordered_map>
 
 struct CounterRow {
   uint64_t pc;  // relative to the library: the Python side turns it into a line
@@ -32,7 +31,7 @@ static Log logs[32];  // of the warp that runs
 static unsigned log_limit = LOG;
 static std::vector<CounterRow> counter_rows;
 static std::vector<Event> trace;
-static std::unordered_map<uint64_t, uint32_t> row_of;
+static std::map<uint64_t, uint32_t> row_of;
 static uint32_t trace_step;
 
 static inline __attribute__((always_inline)) uint64_t key_of(const Place &p, unsigned depth) {

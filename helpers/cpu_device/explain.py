@@ -121,7 +121,8 @@ def _sentence(launch: Launch, report, problem: str, place: "_Place", text: str, 
     if problem == "trap":
         return text
     if problem == "timeout":
-        return f"time limit: the kernel still ran after {launch.seconds:g} s (an endless loop?); {who} was running"
+        return (f"time limit: the kernel still ran after {launch.seconds:g} s (an endless loop?); {who} was running. "
+                "settings(seconds=...) of helpers.cpu_device sets the limit")
     if problem == "stack_overflow":
         return f"stack overflow: {who} recursed without end, or has arrays too large for its stack"
     if problem == "unwritten":

@@ -58,7 +58,7 @@ class Settings:
     seed: int = 0                # 0: blocks, warps and lanes in order; other: an adverse order
     outputs: tuple = ()          # arrays that the launch must write whole
     trace_limit: int = 0         # accesses to record
-    workers: int = os.cpu_count() or 1
+    workers: int = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     _last: Callable[[], Counters] | Counters | None = None
 
     @property
@@ -292,8 +292,8 @@ def _pack_argument(value, kind: str, where: str) -> bytes:
     if plain and isinstance(value, (int, float)):
         integer = kind[0] in "iupc"
         if integer != isinstance(value, int):
-            raise TypeError(f"{where}: a Python {type(value).__name__} for a parameter that wants {_TYPES.get(kind, 'a pointer')}; "
-                            f"write {_TYPES.get(kind)}({value})")
+            wanted = _TYPES.get(kind, "a device array")
+            raise TypeError(f"{where}: a Python {type(value).__name__} for a parameter that wants {wanted}; write {wanted}({value})")
         return (np.int64 if integer else np.float64)(value).tobytes()
     if isinstance(value, (np.generic, np.ndarray)):
         data = np.asarray(value)

@@ -22,7 +22,6 @@
 #include <unistd.h>
 #include <algorithm>
 #include <map>
-#include <string>
 #include <vector>
 #include "fiber.h"
 
@@ -350,10 +349,25 @@ static int source_lane(const Lane &l, int i) {
     default: return (i ^ l.argument) >= end ? i : i ^ l.argument;
   }
 }
-// All lanes of `mask` have arrived: give each its result.  `first` is the first thread of the warp, `n` its number of lanes.
-static bool complete(int first, int n, unsigned mask) {
+// Each lane of `mask` gets the value of the lane that it reads.
+static bool shuffle(int first, int n, unsigned mask) {
   Lane *warp = lanes + first;
-  int op = warp[__builtin_ctz(mask)].op;
+  for (unsigned m = mask; m; m &= m - 1) {
+    int i = __builtin_ctz(m), from = source_lane(warp[i], i);
+    if (from >= n || !(mask >> from & 1)) {
+      char text[160];
+      snprintf(text, sizeof text, from >= n ? "reads lane %d, but this warp has only %d lanes" : state_of[first + from] == DONE
+               ? "reads lane %d, which has already returned" : "reads lane %d, which takes no part (mask 0x%08x)",
+               from, from >= n ? n : (int)warp[i].mask);
+      return collective_problem(first + i, -1, text);
+    }
+    warp[i].result = warp[from].value;
+  }
+  ++reply.collectives;
+  return true;
+}
+// Each lane of `mask` gets what all of them together amount to.
+static void vote(Lane *warp, int op, unsigned mask) {
   uint64_t all = warp[__builtin_ctz(mask)].value, votes = 0;
   bool same = true;
   for (unsigned m = mask; m; m &= m - 1) {
@@ -366,28 +380,19 @@ static bool complete(int first, int n, unsigned mask) {
   if (op == C_MATCH_ALL) all = same ? mask : 0;
   if (op == C_ACTIVE) all = mask;
   for (unsigned m = mask; m; m &= m - 1) {
-    int i = __builtin_ctz(m);
-    Lane &l = warp[i];
-    l.result = all;
-    if (op <= C_XOR) {
-      int from = source_lane(l, i);
-      if (from >= n || !(mask >> from & 1)) {
-        char text[160];
-        snprintf(text, sizeof text, from >= n ? "reads lane %d, but this warp has only %d lanes" : state_of[first + from] == DONE
-                 ? "reads lane %d, which has already returned" : "reads lane %d, which takes no part (mask 0x%08x)",
-                 from, from >= n ? n : (int)l.mask);
-        return collective_problem(first + i, -1, text);
-      }
-      l.result = warp[from].value;
-    }
-    if (op == C_MATCH_ANY) {
-      l.result = 0;
-      for (unsigned k = mask; k; k &= k - 1) l.result |= (uint64_t)(warp[__builtin_ctz(k)].value == l.value) << __builtin_ctz(k);
-    }
+    Lane &l = warp[__builtin_ctz(m)];
+    l.result = op == C_MATCH_ANY ? 0 : all;
+    for (unsigned k = op == C_MATCH_ANY ? mask : 0; k; k &= k - 1)
+      l.result |= (uint64_t)(warp[__builtin_ctz(k)].value == l.value) << __builtin_ctz(k);
   }
-  for (unsigned m = mask; m; m &= m - 1) state_of[first + __builtin_ctz(m)] = RUN;
+}
+// All lanes of `mask` have arrived: give each its result.  `first` is the first thread of the warp, `n` its number of lanes.
+static bool complete(int first, int n, unsigned mask) {
+  int op = lanes[first + __builtin_ctz(mask)].op;
   if (op == C_SYNCWARP) ++warp_epoch[first / 32];
-  if (op <= C_XOR) ++reply.collectives;
+  else if (op > C_XOR) vote(lanes + first, op, mask);
+  else if (!shuffle(first, n, mask)) return false;
+  for (unsigned m = mask; m; m &= m - 1) state_of[first + __builtin_ctz(m)] = RUN;
   return true;
 }
 // Every lane of the warp waits.  Complete one collective whose lanes are all there, or say why none can be.

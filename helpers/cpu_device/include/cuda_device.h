@@ -26,6 +26,7 @@
 #define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
 #define __grid_constant__
+#define __cluster_dims__(...) _Pragma("GCC error \"clusters of blocks exist on a GPU only: the CPU device runs one block at a time\"")
 #define __managed__ static_assert(false, "managed memory is not part of the CPU device");
 #define __CUDA_ARCH__ 800
 #define __CUDACC__ 1
