@@ -120,6 +120,9 @@ def test_all_types_of_parameters():
     y = cp.zeros(1, i4)
     get(BASIC, "types")((1,), (1,), (y, True, np.int8(-3), np.uint16(5), np.uint32(7), -100, np.uint64(11), f4(13.5), 17.5))
     assert int(y[0]) == 1 - 3 + 5 + 7 - 100 + 11 + 13 + 17
+    many = 'extern "C" __global__ void k(int* y, double a%s) {}' % "".join(f", double a{i}" for i in range(300))
+    with pytest.raises(CUDADriverError, match="4,096 bytes of arguments"):
+        cp.RawKernel(many, "k")((1,), (1,), (y, *[1.0] * 301))
     value = np.array([(4.0, 2)], dtype=[("a", f4), ("b", i4)])
     get(BASIC, "by_value")((1,), (1,), (y, value))
     assert int(y[0]) == 42
@@ -162,6 +165,11 @@ def test_static_shared_memory_ends_at_48_kb():
     assert kernel.shared_size_bytes == 48 << 10
     with pytest.raises(CUDADriverError, match="227 KB"):
         kernel.max_dynamic_shared_size_bytes = (227 << 10) - (48 << 10) + 1
+    dynamic = cp.RawKernel('extern "C" __global__ void k(float* y) { extern __shared__ float d[]; __shared__ float s[8192]; '
+                           's[threadIdx.x] = d[threadIdx.x] = 1; __syncthreads(); y[threadIdx.x] = s[31 - threadIdx.x] + d[0]; }', "k")
+    dynamic((1,), (32,), (cp.zeros(32, f4),), shared_mem=16 << 10)
+    with pytest.raises(CUDADriverError, match="max_dynamic_shared_size_bytes"):  # 32 KB and 17 KB are more than 48
+        dynamic((1,), (32,), (cp.zeros(32, f4),), shared_mem=17 << 10)
     with pytest.raises(CompileException, match="49,156 bytes.*extern __shared__"):
         cp.RawKernel(code.format(12289), "k").compile()
 
@@ -175,6 +183,24 @@ def test_names_of_kernels():
         cp.RawKernel(BASIC, "axpi").compile()
     with pytest.raises(CUDADriverError, match="CUDA_ERROR_NOT_FOUND"):
         module(BASIC).get_function("axpi")
+
+
+def test_kernels_that_the_preprocessor_leaves_out():
+    code = """#ifdef WANTED
+    extern "C" __global__ void wanted(int* y) { y[0] = 1; }
+    #else
+    extern "C" __global__ void other(int* y) { y[0] = 2; }
+    #endif
+    extern "C" __global__ void always(int* y) { y[0] = 3; }"""
+    y = cp.zeros(1, i4)
+    for options, there, absent in (((), {"other": 2, "always": 3}, "wanted"), (("-DWANTED",), {"wanted": 1, "always": 3}, "other")):
+        for name, value in there.items():
+            cp.RawKernel(code, name, options)((1,), (1,), (y,))
+            assert int(y[0]) == value
+        with pytest.raises(CUDADriverError, match=f"leaves {absent} out"):
+            cp.RawKernel(code, absent, options).compile()
+    with pytest.raises(CompileException, match="mistake"):
+        cp.RawKernel(code + "int f() { return mistake; }", "always").compile()
 
 
 def test_kernels_that_a_macro_writes():
@@ -231,10 +257,10 @@ def test_what_nvrtc_refuses_is_refused_here(body, says):
 
 
 def test_host_headers_are_refused_and_own_types_are_not():
-    with pytest.raises(CompileException, match=r'kernel\.cu\(1\): error: cannot open source file "cstdint"'):
+    with pytest.raises(CompileException, match=r'kernel\.cu:1:\d+: error: .*cannot open source file "cstdint"'):
         cp.RawKernel('#include <cstdint>\nextern "C" __global__ void k(int* y) { y[0] = 1; }', "k").compile()
     y = cp.zeros(1, np.uint32)
-    cp.RawKernel('typedef unsigned int uint32_t;\n#define INFINITY __int_as_float(0x7f800000)\n'
+    cp.RawKernel('#ifndef __CPU_DEVICE__\n#include <cuda/ptx>\n#endif\ntypedef unsigned int uint32_t;\n#define INFINITY __int_as_float(0x7f800000)\n'
                  'extern "C" __global__ void k(uint32_t* y) { y[0] = INFINITY > 1.0f; }', "k")((1,), (1,), (y,))
     assert int(y[0]) == 1
 

@@ -115,7 +115,7 @@ class Source:
 
 _KERNEL = re.compile(
     r'(?P<template>template\s*<[^{};]*>\s*)?(?P<c>extern\s+"C"\s+)?(?:static\s+|inline\s+)*__global__\s+'
-    r"(?:void\s+)?(?:__launch_bounds__\s*\([^)]*\)\s*|__cluster_dims__\s*\([^)]*\)\s*|[A-Z][A-Z_]*\s+)*(?:void\s+)?"
+    r"(?:void\s+)?(?:__launch_bounds__\s*\([^)]*\)\s*|__cluster_dims__\s*\([^)]*\)\s*)?(?:void\s+)?"
     r"(?P<name>\w+)\s*\((?P<parameters>[^)]*)\)")
 _EXTERN_SHARED = re.compile(
     r"extern\s+(?:__align__\s*\(\s*\d+\s*\)\s*|alignas\s*\([^)]*\)\s*)?__shared__\s+"
@@ -128,7 +128,7 @@ _SIZES = {"float": 4, "double": 8, "int": 4, "unsigned": 4, "unsigned int": 4, "
           "__half2": 4, "float2": 8, "float4": 16, "int4": 16}
 _VARIABLE = r"(?=(?:(?!\boperator\b)[^;{}()=\[])*[;=\[])"  # what follows __device__ is a variable, not a function
 _DEVICE_VARIABLE = re.compile(r"(?<!\w)__device__" + _VARIABLE)
-_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<([^>]+)>", re.M)
+_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<([^>]+)>.*$", re.M)
 
 
 def _rewrite(code: str) -> str:
@@ -177,26 +177,35 @@ def build(code: str, name: str, options: tuple[str, ...] = (), expressions: tupl
     Raises `CompileException` with the compiler's words, `NoCompiler` if there is no compiler.
     """
     source = Source(code, name)
-    _refuse_host_headers(source, options)
-    kernels = [*expressions, *(n for n in source.signatures if n in source.c_names and n not in source.templates)]
+    found = [n for n in source.signatures if n in source.c_names and n not in source.templates and n not in expressions]
+    kernels = [*expressions, *found]
     flags, macros = _user_options(options)
-    text = macros + source.text + '\n#line 1 "CUDA_ENTRY"\n' + "\n".join(f"CUDA_ENTRY({i}, &{k})" for i, k in enumerate(kernels))
+    text = macros + _refuse_host_headers(source.text, flags)
     path, version = compiler()
     flags = [*COMMON, *(CHECKED + NO_RED_ZONE if checked else FAST), *_compiler_specific(version, checked),
              "-I", str(HERE / "include"), "-include", "cuda_device.h", *flags]
-    key = _hash(text, version, *flags, _headers(), MACHINE, Path(__file__).read_text())
+    key = _hash(text, *kernels, version, *flags, _headers(), MACHINE, Path(__file__).read_text())
     library = cache_dir() / f"{key}.so"
     if not library.exists():
         threading.Thread(target=_build_worker_meanwhile, daemon=True).start()
-        _compile(path, flags, text, library, source, checked)
-    shared, variables, end = _symbols(library)
+        absent = _compile(path, flags, text + _entries(kernels), library, source, checked)
+        if absent:  # kernels of a branch that the preprocessor left out
+            kept = ["" if i in absent and k in found else k for i, k in enumerate(kernels)]
+            _compile(path, flags, text + _entries(kept), library, source, checked, last=True)
+    shared, variables, end, names = _symbols(library)
     limit = 48 << 10
     used = sum(size for _, _, size in shared[1:])
     if used > limit:
         raise CompileException(f"{name}: the __shared__ arrays need {used:,} bytes; arrays of fixed size may have {limit:,} "
                                "(48 KB) together. Use `extern __shared__` and shared_mem= for more.")
     parameters = {k: source.parameters(k) for k in kernels}
-    return Library(library, name, {k: i for i, k in enumerate(kernels)}, parameters, source, end, shared, variables)
+    entries = {k: i for i, k in enumerate(kernels) if f"cuda_entry_{i}" in names}
+    return Library(library, name, entries, parameters, source, end, shared, variables)
+
+
+def _entries(kernels: list[str]) -> str:
+    """Text that makes kernel i callable as cuda_entry_i."""
+    return '\n#line 1 "CUDA_ENTRY"\n' + "\n".join(k and f"CUDA_ENTRY({i}, &{k})" for i, k in enumerate(kernels))
 
 
 def _build_worker_meanwhile() -> None:
@@ -204,23 +213,30 @@ def _build_worker_meanwhile() -> None:
         worker_program()
 
 
-def _refuse_host_headers(source: Source, options: tuple[str, ...]) -> None:
+def _refuse_host_headers(text: str, folders: list[str]) -> str:
     """A header that this computer has and NVRTC has not would make a kernel that runs here and fails on a GPU."""
-    folders = [HERE / "include", *(Path(o[2:]) for o in _user_options(options)[0])]
-    for file, lines in source.lines.items():
-        for number, text in lines.items():
-            match = _INCLUDE.match(text)
-            if match and not any((folder / match[1]).is_file() for folder in folders):
-                raise CompileException(f'{file}({number}): error: cannot open source file "{match[1]}" (kernels are compiled by NVRTC '
-                                       "on a GPU, which has the headers of CUDA, such as cuda_fp16.h, and none of the host's)")
+    there = [HERE / "include", *(Path(folder[2:]) for folder in folders)]
+
+    def keep_or_refuse(match: re.Match) -> str:
+        if any((folder / match[1]).is_file() for folder in there):
+            return match[0]
+        return (f'#error cannot open source file "{match[1]}" (kernels are compiled by NVRTC on a GPU, which has the headers of CUDA, '
+                "such as cuda_fp16.h, and none of the host)")
+
+    return _INCLUDE.sub(keep_or_refuse, text)
 
 
-def _compile(compiler_path, flags, text, library, source, checked: bool) -> None:
+def _compile(compiler_path, flags, text, library, source, checked: bool, last: bool = False) -> set[int]:
+    """Make the library; or, if all that went wrong is that some kernels do not exist (and it is not the `last` try), their numbers."""
     with tempfile.TemporaryDirectory(dir=cache_dir()) as folder:
         assembly = Path(folder) / "kernel.s"
         run = subprocess.run([compiler_path, *flags, "-x", "c++", "-S", "-", "-o", str(assembly)], input=text,
                              capture_output=True, text=True, cwd=cache_dir())
         if run.returncode != 0:
+            errors = re.findall(r"^.*\berror: .*$", run.stderr, re.M)
+            absent = [re.match(r"CUDA_ENTRY:(\d+):.*(?:not declared|undeclared)", error) for error in errors]
+            if all(absent) and not last:
+                return {int(m[1]) - 1 for m in absent}
             raise CompileException(_explain(run.stderr, source))
         text = assembly.read_text(encoding="latin-1")  # strings of the kernel may hold any byte
         assembly.write_text(_edit_assembly(text, checked, MACHINE), encoding="latin-1")
@@ -232,6 +248,7 @@ def _compile(compiler_path, flags, text, library, source, checked: bool) -> None
         if MACOS:  # line numbers stay in the object file there, unless collected
             subprocess.run(["dsymutil", str(built), "-o", f"{library}.dSYM"], capture_output=True)
         os.replace(built, library)
+    return set()
 
 
 def _explain(stderr: str, source: Source) -> str:
@@ -273,7 +290,7 @@ def _edit_assembly(text: str, checked: bool, machine: str) -> str:
 
 
 def _symbols(library: Path):
-    """The __shared__ arrays and the device variables of a library: (name, offset, bytes), first each section as a whole."""
+    """A library's __shared__ arrays and device variables - (name, offset, bytes), first each section as a whole -, its end, all names."""
     command = ["nm", "-n", "-C"] if MACOS else ["nm", "-n", "-S", "-C", "--defined-only"]
     text = subprocess.run([*command, str(library)], capture_output=True, text=True, check=True).stdout
     found = [(m[3], int(m[1], 16), int(m[2] or "0", 16)) for m in re.finditer(r"^([0-9a-f]+)(?: ([0-9a-f]{8,}))? \w (.+)$", text, re.M)]
@@ -287,7 +304,7 @@ def _symbols(library: Path):
                   if low <= at < high and size and not n.startswith(name)]
         return [(name, low, high - low), *inside] if inside else []
 
-    return section("cuda_shared"), section("cuda_global"), max((at + size for _, at, size in found), default=0)
+    return section("cuda_shared"), section("cuda_global"), max((at + size for _, at, size in found), default=0), set(edges)
 
 
 def _compiler_specific(version: str, checked: bool) -> list[str]:
@@ -392,6 +409,8 @@ def entry_symbol(library: Library, kernel: str) -> int:
     there = ", ".join(library.kernels) or "none"
     if kernel in library.source.templates:
         why = f"{kernel} is a template: use RawModule with name_expressions"
+    elif kernel in library.source.c_names:
+        why = f"the preprocessor leaves {kernel} out; kernels in this source: {there}"
     elif kernel in library.source.signatures:
         why = f'{kernel} is not declared extern "C", so its name is mangled'
     else:

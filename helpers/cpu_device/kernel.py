@@ -161,7 +161,8 @@ class RawKernel:
         self._set_up(RawModule(code=code, options=options), name)
 
     def _set_up(self, module: RawModule, name: str) -> None:
-        self._module, self.name, self._max_dynamic = module, name, DEFAULT_SHARED
+        self._module, self.name = module, name
+        self._max_dynamic: int | None = None  # as set by the reader
         self._kinds: list[str] | None = None
 
     code = property(lambda self: self._module.code)
@@ -187,7 +188,8 @@ class RawKernel:
 
     @property
     def max_dynamic_shared_size_bytes(self) -> int:
-        return self._max_dynamic
+        """Bytes that shared_mem= may ask for: 48 KB less the arrays of fixed size, unless set (up to 227 KB with them)."""
+        return DEFAULT_SHARED - self.shared_size_bytes if self._max_dynamic is None else self._max_dynamic
 
     @max_dynamic_shared_size_bytes.setter
     def max_dynamic_shared_size_bytes(self, nbytes: int) -> None:
@@ -226,8 +228,9 @@ class RawKernel:
                                   "skip the launch for empty arrays")
         if grid[0] > 2**31 - 1 or max(grid[1:]) > 65_535:
             raise CUDADriverError(f"{invalid}a grid has at most 2,147,483,647 blocks in x and 65,535 in y and z, this one {grid}")
-        if shared_mem > self._max_dynamic:
-            raise CUDADriverError(f"{invalid}shared_mem={shared_mem:,} is above this kernel's limit of {self._max_dynamic:,} bytes; "
+        if not 0 <= shared_mem <= self.max_dynamic_shared_size_bytes:
+            raise CUDADriverError(f"{invalid}shared_mem={shared_mem:,} is not within this kernel's "
+                                  f"{self.max_dynamic_shared_size_bytes:,} bytes; "
                                   f"set kernel.max_dynamic_shared_size_bytes first (up to {MAX_SHARED:,})")
 
 

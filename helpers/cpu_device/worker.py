@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from . import compiler
+from .errors import CUDADriverError
 from .memory import ARENA_BYTES, Arena
 
 CHECKED, TRACE, INIT_GLOBALS, SHARE_BLOCKS, DESCRIBE = 1, 2, 4, 8, 16  # flags of a request
@@ -191,6 +192,9 @@ def pack(request: Request, arrays, shared, variables, arguments: list[bytes], li
         blob += b"\0" * (-len(blob) % 16)
         offsets.append(len(blob))
         blob += value
+    if len(blob) > 4096:
+        raise CUDADriverError("CUDA_ERROR_INVALID_VALUE: invalid argument: a kernel takes at most 4,096 bytes of arguments, "
+                              f"these have {len(blob):,}")
     names = [s.encode() + b"\0" for s in (library, entry)]
     request.arrays, request.shared_symbols, request.variables = len(arrays), len(shared), len(variables)
     request.argument_bytes, request.library_chars, request.entry_chars = len(blob), len(names[0]), len(names[1])
