@@ -27,10 +27,14 @@ def run(kernel, case: str, grid, block, args, outputs, explain, seed: int = 0):
         lines = [line for line in str(error).splitlines() if "error" in line] or str(error).splitlines()
         raise Wrong(f"the kernel does not compile: {lines[0].strip()}") from None
     except cpu_device.KernelError as error:
-        said = str(error).splitlines()[0].split(": ", 1)[-1]
-        raise Wrong(f"{case}: {explain(error) or said}") from None
+        raise Wrong(f"{case}: {explain(error) or said_by(error)}") from None
     except (cpu_device.CUDADriverError, cpu_device.NoCompiler, TypeError, ValueError) as error:
         raise Wrong(str(error).splitlines()[0]) from None
+
+
+def said_by(error) -> str:
+    """What a KernelError says, without the kernel's name and the place."""
+    return str(error).splitlines()[0].split(": ", 1)[-1]
 
 
 def changed(source: str, *pairs: tuple[str, str]) -> str:

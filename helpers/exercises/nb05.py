@@ -6,6 +6,7 @@ import numpy as np
 
 from helpers import cpu_device
 from helpers.exercises import Wrong, call, exercise
+from helpers.exercises.kernels import build, changed, run, said_by
 from helpers.snippets import load
 
 # ------------------------------------------------------------------------------------------------- 05-launch
@@ -152,44 +153,6 @@ def _judge_predict(answer):
             raise Wrong(known.get(value, f"{name}: not {value:,.0f}; count one pass of one warp first, then multiply"))
 
 
-# ---------------------------------------------------------------------------------------- kernels, in general
-
-
-def _source(answer) -> str:
-    if not isinstance(answer, str):
-        raise Wrong('pass the source of the kernel: load("exercises/05_….cu")')
-    return load(answer) if answer.endswith(".cu") else answer
-
-
-def _run(kernel, case: str, grid, block, args, output, explain, seed: int = 0):
-    """Counters of one launch on the CPU device; what it diagnoses becomes the hint, in the words of `explain(error)`."""
-    try:
-        with cpu_device.settings(checked=True, outputs=(output,), seed=seed, seconds=20.0) as settings:
-            kernel(grid, block, args)
-            return settings.last
-    except cpu_device.CompileException as error:
-        lines = [line for line in str(error).splitlines() if "error" in line] or str(error).splitlines()
-        raise Wrong(f"the kernel does not compile: {lines[0].strip()}") from None
-    except cpu_device.KernelError as error:
-        raise Wrong(f"{case}: {explain(error)}") from None
-    except (cpu_device.CUDADriverError, cpu_device.NoCompiler, TypeError, ValueError) as error:
-        raise Wrong(str(error).splitlines()[0]) from None
-
-
-def _changed(source: str, *pairs: tuple[str, str]) -> str:
-    """`source` with replacements, each of which must apply exactly once."""
-    for old, new in pairs:
-        if source.count(old) != 1:
-            raise ValueError(f"{old!r} occurs {source.count(old)} times")
-        source = source.replace(old, new)
-    return source
-
-
-def _plain(error) -> str:
-    """What a KernelError says, without the kernel's name."""
-    return str(error).splitlines()[0].split(": ", 1)[-1]
-
-
 # --------------------------------------------------------------------------------------------------- 05-race
 
 _RACE_FREE = load("solutions/05_race.cu")
@@ -202,7 +165,7 @@ _FIRST, _SECOND = (f"    partial[t] = {name};\n    __syncthreads();\n" for name 
 
 
 def _explain_race(error) -> str:
-    said = _plain(error)
+    said = said_by(error)
     if error.kind == "race":
         read, write = (error.other_line, error.line) if " writes " in said else (error.line, error.other_line)
         if read == write:
@@ -235,28 +198,28 @@ def _explain_race(error) -> str:
     solution="solutions/05_race.cu",
     wrong={
         "untouched": ("exercises/05_race.cu", "yet to read the old value"),
-        "only the reuse repaired": (_changed(_RACE_FREE, (_LEVEL, "//")), "level of the tree"),
-        "barrier inside the if": (_changed(_RACE_FREE, (_TREE, _TREE_IN_IF)), "outside of every if"),
-        "a barrier for some": (_changed(_RACE_FREE, (_REUSE, "if (t < threads / 2) __syncthreads();  //")), "not reached by all"),
-        "a barrier of the warp": (_changed(_RACE_FREE, (_REUSE, "__syncwarp();  //")), "fast thread"),
-        "the first barrier removed": (_changed(_RACE_FREE, (_FIRST, "    partial[t] = high;\n\n")), "is read before the thread"),
-        "early return": (_changed(_RACE_FREE, ("    float low", "    if (t >= N) return;\n    float low")), "no thread may return"),
-        "last level dropped": (_changed(_RACE_FREE, (_SECOND + "    for (int half = threads / 2; half > 0;",
+        "only the reuse repaired": (changed(_RACE_FREE, (_LEVEL, "//")), "level of the tree"),
+        "barrier inside the if": (changed(_RACE_FREE, (_TREE, _TREE_IN_IF)), "outside of every if"),
+        "a barrier for some": (changed(_RACE_FREE, (_REUSE, "if (t < threads / 2) __syncthreads();  //")), "not reached by all"),
+        "a barrier of the warp": (changed(_RACE_FREE, (_REUSE, "__syncwarp();  //")), "fast thread"),
+        "the first barrier removed": (changed(_RACE_FREE, (_FIRST, "    partial[t] = high;\n\n")), "is read before the thread"),
+        "early return": (changed(_RACE_FREE, ("    float low", "    if (t >= N) return;\n    float low")), "no thread may return"),
+        "last level dropped": (changed(_RACE_FREE, (_SECOND + "    for (int half = threads / 2; half > 0;",
                                                      _SECOND + "    for (int half = threads / 2; half > 1;")), "whole tree"),
-        "sign": (_changed(_RACE_FREE, ("high + partial[0]", "high - partial[0]")), "minus the largest"),
-        "one row only": (_changed(_RACE_FREE, ("if (t == 0) y", "if (t == 0 && blockIdx.x == 0) y")), "never written"),
-        "does not compile": (_changed(_RACE_FREE, (_REUSE, "__syncthreads()  //")), "does not compile"),
+        "sign": (changed(_RACE_FREE, ("high + partial[0]", "high - partial[0]")), "minus the largest"),
+        "one row only": (changed(_RACE_FREE, ("if (t == 0) y", "if (t == 0 && blockIdx.x == 0) y")), "never written"),
+        "does not compile": (changed(_RACE_FREE, (_REUSE, "__syncthreads()  //")), "does not compile"),
     },
 )
 def _judge_race(answer):
-    kernel = cpu_device.RawKernel(_source(answer), "row_range")
+    kernel = build(answer, "row_range")
     for M, N, threads in ((2, 300, 128), (3, 1, 32), (2, 40, 64), (1, 1000, 1024), (4, 77, 256)):
         X = np.random.default_rng([5, M, N]).standard_normal((M, N), dtype=np.float32) - 3
         want = X.max(axis=1) - X.min(axis=1)
         for seed in (0, 1, 2):
             x, y = cpu_device.asarray(X), cpu_device.empty(M, np.float32)
             case = f"M = {M}, N = {N}, {threads} threads"
-            _run(kernel, case, (M,), (threads,), (x, y, np.int32(M), np.int32(N)), y, _explain_race, seed)
+            run(kernel, case, (M,), (threads,), (x, y, np.int32(M), np.int32(N)), (y,), _explain_race, seed)
             got = y.get()
             if np.array_equal(got, want):
                 continue
@@ -286,7 +249,7 @@ def _explain_coalesce(error) -> str:
         return f"y[{error.index}] is never written: a thread may have to take more than one element"
     if error.kind == "block_race":
         return f"two blocks write the same element, y[{error.index}]: a step must pass over the threads of the whole grid"
-    return _plain(error)
+    return said_by(error)
 
 
 @exercise(
@@ -301,26 +264,26 @@ def _explain_coalesce(error) -> str:
     solution="solutions/05_coalesce.cu",
     wrong={
         "untouched": ("exercises/05_coalesce.cu", "32.0 sectors a load request"),
-        "one element a thread": (_changed(_COALESCED, (_LOOP, "    if (id < n) y[id] = 2 * x[id];")), "more than one element"),
-        "no guard": (_changed(_COALESCED, (_LOOP, _ROUNDS)), "behind the end"),
-        "tail dropped": (_changed(_COALESCED, ("i < n;", "i + threads <= n;")), "never written"),
-        "step of a block": (_changed(_COALESCED, ("i += threads", "i += blockDim.x")), "whole grid"),
-        "every block takes all": (_changed(_COALESCED, ("int i = id; i < n; i += threads", "int i = threadIdx.x; i < n; i += blockDim.x")),
+        "one element a thread": (changed(_COALESCED, (_LOOP, "    if (id < n) y[id] = 2 * x[id];")), "more than one element"),
+        "no guard": (changed(_COALESCED, (_LOOP, _ROUNDS)), "behind the end"),
+        "tail dropped": (changed(_COALESCED, ("i < n;", "i + threads <= n;")), "never written"),
+        "step of a block": (changed(_COALESCED, ("i += threads", "i += blockDim.x")), "whole grid"),
+        "every block takes all": (changed(_COALESCED, ("int i = id; i < n; i += threads", "int i = threadIdx.x; i < n; i += blockDim.x")),
                                    "two blocks"),
-        "blocks interleaved": (_changed(_COALESCED, ("blockIdx.x * blockDim.x + threadIdx.x", "threadIdx.x * gridDim.x + blockIdx.x")),
+        "blocks interleaved": (changed(_COALESCED, ("blockIdx.x * blockDim.x + threadIdx.x", "threadIdx.x * gridDim.x + blockIdx.x")),
                                "neighbouring blocks"),
-        "backwards": (_changed(_COALESCED, ("y[i] = 2", "y[n - 1 - i] = 2")), "order"),
-        "every thread reads all": (_changed(_COALESCED, (_LOOP, _READS_ALL)), "each element once"),
-        "does not compile": (_changed(_COALESCED, ("i += threads", "i += thread")), "does not compile"),
+        "backwards": (changed(_COALESCED, ("y[i] = 2", "y[n - 1 - i] = 2")), "order"),
+        "every thread reads all": (changed(_COALESCED, (_LOOP, _READS_ALL)), "each element once"),
+        "does not compile": (changed(_COALESCED, ("i += threads", "i += thread")), "does not compile"),
     },
 )
 def _judge_coalesce(answer):
-    kernel = cpu_device.RawKernel(_source(answer), "double_all")
+    kernel = build(answer, "double_all")
     for n, blocks, threads in ((4096, 2, 64), (4096, 1, 32), (5, 2, 64), (1003, 3, 96), (700, 4, 128)):
         X = np.random.default_rng([6, n]).standard_normal(n, dtype=np.float32)
         x, y = cpu_device.asarray(X), cpu_device.empty(n, np.float32)
         case = f"n = {n}, {blocks} blocks of {threads}"
-        c = _run(kernel, case, (blocks,), (threads,), (x, y, np.int32(n)), y, _explain_coalesce)
+        c = run(kernel, case, (blocks,), (threads,), (x, y, np.int32(n)), (y,), _explain_coalesce)
         if not np.array_equal(y.get(), 2 * X):
             raise Wrong(f"{case}: y is not 2 * x; elements are wrong or in another order")
         if c.loads.bytes > 4 * n or c.stores.bytes > 4 * n:

@@ -6,6 +6,7 @@ import numpy as np
 
 from helpers import cpu_device, reference
 from helpers.exercises import Wrong, exercise
+from helpers.exercises.kernels import build, changed, run
 from helpers.snippets import load
 
 # --------------------------------------------------------------------------------------------------- 13-plan
@@ -71,25 +72,12 @@ def _judge_plan(answer):
 
 def _launch(answer, entry: str, threads: int, queries: int, q, k, v, seed: int = 0):
     """Run the learner's kernel on the CPU device: (o, counters).  What it diagnoses becomes the hint."""
-    if not isinstance(answer, str):
-        raise Wrong('pass the source of the kernel: load("exercises/13_….cu")')
-    source = load(answer) if answer.endswith(".cu") else answer
     arrays = [cpu_device.asarray(np.asarray(a, np.float32)) for a in (q, k, v)]
     o = cpu_device.empty(q.shape, np.float32)
     args = (*arrays, o, np.int32(len(q)), np.int32(len(k)), np.float32(q.shape[1] ** -0.5))
-    size = f"Sq = {len(q)}, Sk = {len(k)}"
-    try:
-        kernel = cpu_device.RawKernel(source, entry, options=("-std=c++17",))
-        with cpu_device.settings(checked=True, outputs=(o,), seed=seed, seconds=20.0) as settings:
-            kernel((-(-len(q) // queries),), (threads,), args)
-            return o.get(), settings.last
-    except cpu_device.CompileException as error:
-        lines = [line for line in str(error).splitlines() if "error" in line] or str(error).splitlines()
-        raise Wrong(f"the kernel does not compile: {lines[0].strip()}") from None
-    except (cpu_device.CUDADriverError, cpu_device.NoCompiler, TypeError) as error:
-        raise Wrong(str(error).splitlines()[0]) from None
-    except cpu_device.KernelError as error:
-        raise Wrong(f"{size}: {_diagnosis(error)}") from None
+    blocks = -(-len(q) // queries)
+    counters = run(build(answer, entry), f"Sq = {len(q)}, Sk = {len(k)}", (blocks,), (threads,), args, (o,), _diagnosis, seed)
+    return o.get(), counters
 
 
 def _diagnosis(error) -> str:
@@ -130,11 +118,11 @@ def _moved(Sq: int, Sk: int, levels):
     return q, k, v
 
 
-def _judge_values(run) -> None:
-    """Values and NaN, for a kernel that `run(q, k, v)` launches; sizes so chosen that each mistake has its own hint."""
+def _judge_values(launched) -> None:
+    """Values and NaN, for a kernel that `launched(q, k, v)` launches; sizes so chosen that each mistake has its own hint."""
     for Sq, Sk in ((64, 16), (64, 48), (128, 32), (100, 32), (64, 5), (64, 40), (65, 17), (1, 1), (3, 100), (200, 5)):
         q, k, v = _qkv(Sq, Sk)
-        got = run(q, k, v)
+        got = launched(q, k, v)
         if _agrees(got, q, k, v):
             continue
         where, full = f"Sq = {Sq}, Sk = {Sk}: ", Sk - Sk % 16
@@ -148,14 +136,14 @@ def _judge_values(run) -> None:
     for name, levels in (("near -300", np.full(70, -300)), ("near 300", np.full(70, 300)),
                          ("near 300 for some queries and near -300 for others", np.where(np.arange(150) // 7 % 2, 300, -300))):
         q, k, v = _moved(len(levels), 40, levels)
-        if not _agrees(run(q, k, v), q, k, v, atol=2e-3):
+        if not _agrees(launched(q, k, v), q, k, v, atol=2e-3):
             why = "; with which m does a query start that has seen no key?" if levels.max() < 0 else "; m must be this query's own maximum"
             raise Wrong(f"scores {name}: the result is wrong{why}")
     q, k, v = _qkv(70, 40)
     for at in (0, 39):
         spoiled = k.copy()
         spoiled[at, 3] = np.nan
-        if not np.isnan(run(q, spoiled, v)).all():
+        if not np.isnan(launched(q, spoiled, v)).all():
             raise Wrong(f"key {at} holds a NaN and every query sees it, but some outputs hide it")
 
 
@@ -164,13 +152,6 @@ def _judge_values(run) -> None:
 _REPAIRED = load("solutions/13_repair.cu")
 _LOADED = "        __syncthreads();\n\n"
 _QUERY, _LEAVE = "    float Q[D], O[D], m", "    if (i >= Sq) return;\n"
-
-
-def _changed(source: str, *pairs: tuple[str, str]) -> str:
-    """`source` with replacements; one that does not apply leaves it right, which the tests of the exercises notice."""
-    for old, new in pairs:
-        source = source.replace(old, new)
-    return source
 
 
 @exercise(
@@ -185,36 +166,36 @@ def _changed(source: str, *pairs: tuple[str, str]) -> str:
     solution="solutions/13_repair.cu",
     wrong={
         "untouched": ("exercises/13_repair.cu", "loads the next tile"),
-        "no barrier after loading": (_changed(_REPAIRED, (_LOADED, "\n")), "has passed a barrier"),
-        "early return": (_changed(_REPAIRED, (_QUERY, _LEAVE + _QUERY)), "not all threads reach"),
-        "tail read": (_changed(_REPAIRED, ("min(KEYS, Sk - start)", "KEYS")), "fewer keys than KEYS"),
-        "tail dropped": (_changed(_REPAIRED, ("start < Sk;", "start + KEYS <= Sk;")), "do not fill a tile"),
-        "tail not loaded": (_changed(_REPAIRED, ("j < count;", "j < KEYS;")), "nobody has loaded"),
-        "no guard at the end": (_changed(_REPAIRED, (_LEAVE, "")), "o is touched behind its end"),
-        "no guard at the start": (_changed(_REPAIRED, ("i < Sq ? q[i * D + c] : 0", "q[i * D + c]")), "q is touched"),
-        "m starts at 0": (_changed(_REPAIRED, ("m = NEG_INF, d", "m = 0, d")), "near -300"),
-        "O not rescaled": (_changed(_REPAIRED, ("O[c] * factor", "O[c]")), "differ"),
-        "a NaN lost": (_changed(_REPAIRED, ("nan_max(m, s)", "fmaxf(m, s)"), ("p = expf(s - m_new)", "p = s == s ? expf(s - m_new) : 0")),
+        "no barrier after loading": (changed(_REPAIRED, (_LOADED, "\n")), "has passed a barrier"),
+        "early return": (changed(_REPAIRED, (_QUERY, _LEAVE + _QUERY)), "not all threads reach"),
+        "tail read": (changed(_REPAIRED, ("min(KEYS, Sk - start)", "KEYS")), "fewer keys than KEYS"),
+        "tail dropped": (changed(_REPAIRED, ("start < Sk;", "start + KEYS <= Sk;")), "do not fill a tile"),
+        "tail not loaded": (changed(_REPAIRED, ("j < count;", "j < KEYS;")), "nobody has loaded"),
+        "no guard at the end": (changed(_REPAIRED, (_LEAVE, "")), "o is touched behind its end"),
+        "no guard at the start": (changed(_REPAIRED, ("i < Sq ? q[i * D + c] : 0", "q[i * D + c]")), "q is touched"),
+        "m starts at 0": (changed(_REPAIRED, ("m = NEG_INF, d", "m = 0, d")), "near -300"),
+        "O not rescaled": (changed(_REPAIRED, ("O[c] * factor", "O[c]")), "differ"),
+        "a NaN lost": (changed(_REPAIRED, ("nan_max(m, s)", "fmaxf(m, s)"), ("p = expf(s - m_new)", "p = s == s ? expf(s - m_new) : 0")),
                        "hide it"),
-        "half written": (_changed(_REPAIRED, ("c < D; ++c) o[i", "c < D / 2; ++c) o[i")), "unwritten"),
-        "does not compile": (_changed(_REPAIRED, ("m = NEG_INF, d", "m = -INF, d")), "does not compile"),
+        "half written": (changed(_REPAIRED, ("c < D; ++c) o[i", "c < D / 2; ++c) o[i")), "unwritten"),
+        "does not compile": (changed(_REPAIRED, ("m = NEG_INF, d", "m = -INF, d")), "does not compile"),
     },
 )
 def _judge_repair(answer):
-    def run(q, k, v):
+    def launched(q, k, v):
         first, _ = _launch(answer, "attention_repair", 64, 64, q, k, v)
         again, _ = _launch(answer, "attention_repair", 64, 64, q, k, v, seed=5)
         if not np.array_equal(first, again, equal_nan=True):
             raise Wrong(f"Sq = {len(q)}, Sk = {len(k)}: the result depends on the order in which warps run")
         return first
 
-    _judge_values(run)
+    _judge_values(launched)
 
 
 # -------------------------------------------------------------------------------------------- 13-two-queries
 
 _TWO = load("solutions/13_two_queries.cu")
-_TWICE = _changed(  # both queries, one walk over the keys for each
+_TWICE = changed(  # both queries, one walk over the keys for each
     _REPAIRED, ("attention_repair", "attention_two_queries"), ("n += QUERIES", "n += 64"),
     ("i = blockIdx.x * QUERIES + t;\n", "first = blockIdx.x * 128 + t;\n    for (int i = first; i < first + 128; i += 64) {\n"),
     (_LEAVE, "    if (i < Sq)\n"), ("O[c] / d;\n}", "O[c] / d;\n    }\n}"))
@@ -235,19 +216,19 @@ _KEY = ("const float key = K[j][c];      // fetched once, used twice\n", "dot[r]
     wrong={
         "untouched": ("exercises/13_two_queries.cu", "unwritten, the first of them for query 64"),
         "one after the other": (_TWICE, "twice as much"),
-        "fetched for each query": (_changed(_TWO, (_KEY[0], "\n"), (_KEY[1], "dot[r] += Q[r][c] * ((volatile float*)K[j])[c];")),
+        "fetched for each query": (changed(_TWO, (_KEY[0], "\n"), (_KEY[1], "dot[r] += Q[r][c] * ((volatile float*)K[j])[c];")),
                                    "more than one number"),
-        "the first query twice": (_changed(_TWO, ("dot[r] += Q[r][c]", "dot[r] += Q[0][c]")), "later ones are not"),
-        "one maximum for both": (_changed(_TWO, ("nan_max(m_new[r], S[r][j][t])", "nan_max(m_new[r], S[0][j][t])")),
+        "the first query twice": (changed(_TWO, ("dot[r] += Q[r][c]", "dot[r] += Q[0][c]")), "later ones are not"),
+        "one maximum for both": (changed(_TWO, ("nan_max(m_new[r], S[r][j][t])", "nan_max(m_new[r], S[0][j][t])")),
                                  "for others"),
-        "no guard": (_changed(_TWO, ("query < Sq ? q[query * D + c] : 0", "i < Sq ? q[query * D + c] : 0")), "q is touched"),
-        "early return": (_changed(_TWO, ("    float Q[2][D]", "    if (i >= Sq) return;\n    float Q[2][D]")), "not all threads reach"),
-        "no second barrier": (_changed(_TWO, ("        __syncthreads();\n    }", "    }")), "loads the next tile"),
-        "tail dropped": (_changed(_TWO, ("start < Sk;", "start + KEYS <= Sk;")), "do not fill a tile"),
+        "no guard": (changed(_TWO, ("query < Sq ? q[query * D + c] : 0", "i < Sq ? q[query * D + c] : 0")), "q is touched"),
+        "early return": (changed(_TWO, ("    float Q[2][D]", "    if (i >= Sq) return;\n    float Q[2][D]")), "not all threads reach"),
+        "no second barrier": (changed(_TWO, ("        __syncthreads();\n    }", "    }")), "loads the next tile"),
+        "tail dropped": (changed(_TWO, ("start < Sk;", "start + KEYS <= Sk;")), "do not fill a tile"),
     },
 )
 def _judge_two(answer):
-    def run(q, k, v):
+    def launched(q, k, v):
         got, counters = _launch(answer, "attention_two_queries", 64, 128, q, k, v)
         again, _ = _launch(answer, "attention_two_queries", 64, 128, q, k, v, seed=5)
         if not np.array_equal(got, again, equal_nan=True):
@@ -257,7 +238,7 @@ def _judge_two(answer):
         return got
 
     fetched, loaded = [], []
-    _judge_values(run)
+    _judge_values(launched)
     if max(loaded) > 1.5:
         raise Wrong("the result is right, but every tile is loaded twice: that fetches twice as much from memory; "
                     "walk over the keys once, with both queries")

@@ -16,13 +16,12 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 GREY = "#8A8A8A"
 DPI = 110
 
-RC = {
+matplotlib.rcParams.update({
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#E3E3E3",
     "axes.axisbelow": True, "axes.titlesize": 11, "axes.titlelocation": "left", "axes.labelsize": 10, "font.size": 10,
     "legend.frameon": False, "lines.linewidth": 1.8, "lines.markersize": 5, "figure.facecolor": "white",
     "axes.prop_cycle": matplotlib.cycler(color=CYCLE),
-}
-matplotlib.rcParams.update(RC)
+})
 
 
 def new_figure(width: float = 7.5, height: float = 3.2, rows: int = 1, cols: int = 1, **subplots):
