@@ -53,6 +53,18 @@ def attention() -> str:
                       f"{peak['attention_tiled'] / 2**20:,.0f} MiB tiled. {_sentence(rows)}"])
 
 
+def topk() -> str:
+    """Time of the fused top-k beside torch's two calls and a kernel that only reads the logits."""
+    rows = record("topk")
+    shapes = [(4000, 25_000, 5), (4000, 25_000, 32), (512, 128_256, 8), (8192, 4096, 8), (65_536, 256, 8), (1, 128_256, 8)]
+    lines = ["| float32, µs | " + " | ".join(f"{M:,} × {N:,}, k = {k}" for M, N, k in shapes) + " |", "|---" * (len(shapes) + 1) + "|"]
+    for name, title in (("read", "reading the logits once"), ("softmax_topk", "softmax and top-k in one pass"),
+                        ("softmax;topk", "`torch.topk(torch.softmax(x))`")):
+        cells = [f"{rows.find(name=name, shape=shape, dtype='float32', part='cases')['us']:,.1f}" for shape in shapes]
+        lines.append(f"| {title} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", _sentence(rows)])
+
+
 def _sentence(rows: Record) -> str:
     where = rows.where()
     return where[0].upper() + where[1:] + "."
@@ -68,7 +80,7 @@ def _title(name: str) -> str:
 
 def updated(text: str) -> str:
     """The README with every marked table made anew."""
-    for name, table in (("ladders", ladders), ("attention", attention)):
+    for name, table in (("ladders", ladders), ("attention", attention), ("topk", topk)):
         text = re.sub(rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)", lambda m, t=table: m[1] + t() + m[2], text, flags=re.S)
     return text
 
