@@ -3,7 +3,8 @@
 How it works.  `compiler` hands the .cu file to the system's C++ compiler behind a header that defines the CUDA vocabulary
 (include/cuda_device.h), with `-fsanitize=thread`, which makes the compiler report every memory access.  `worker` sends
 the launch to a process running runtime.cpp, where each CUDA thread is a fiber; checks.h judges every access, and
-counters.h reads those of a warp's lanes side by side and counts them.  `kernel` turns what went wrong into a Python exception with the line.
+counters.h reads those of a warp's lanes side by side and counts them.  `explain` turns what went wrong into a Python
+exception with the line.  README.md beside this file says more.
 """
 
 from __future__ import annotations
