@@ -125,6 +125,10 @@ def execute(nb: nbformat.NotebookNode, path: Path, progress: Progress) -> Result
         error = f"code cell [{now}] of {name}.ipynb:\n" + "\n".join("    " + line for line in lines[-8:])
     return Result(name, len(code), time.monotonic() - start, error)
 
+# Code that a cell shows as Markdown stands in a proportional font on nbconvert's pages.
+SNIPPETS_CSS = (".jp-OutputArea .highlight pre { font-family: var(--jp-code-font-family, monospace); font-size: 13px;"
+                " white-space: pre; overflow-x: auto }")
+
 
 def write_html(nb: nbformat.NotebookNode, path: Path, folder: Path, root: Path = NOTEBOOKS) -> Path:
     """Write `nb` as a web page below `folder`; links to other notebooks lead to their pages, figures keep their alt text."""
@@ -137,6 +141,7 @@ def write_html(nb: nbformat.NotebookNode, path: Path, folder: Path, root: Path =
                  for output in cell.outputs if "image/png" in output.get("data", {})])
     body = re.sub(r'alt="No description has been provided for this image"',  # what nbconvert writes into each of them
                   lambda _: f'alt="{escape(next(alts, ""))}"', body)
+    body = body.replace("</head>", f"<style>{SNIPPETS_CSS}</style></head>", 1)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(body, encoding="utf-8")
     return target
