@@ -8,12 +8,15 @@ beside its peers), cpu_device (the CPU device beside NumPy; prints only).
 from __future__ import annotations
 
 import datetime
+import importlib
 import json
 import os
 import re
+import site
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 
@@ -74,6 +77,18 @@ def row(topic, name, peer, shape, dtype, function, **rates) -> dict:
     result |= {unit: round(amount / t.us / 1e6, 4) for unit, amount in rates.items()}
     print(" ".join(f"{v}" for v in result.values()), flush=True)
     return result
+
+
+@cache
+def peer_module(name: str):
+    """A peer's module, from the environment or the folder that PEERS_SITE names; None, and why, where it is not to be had."""
+    if os.path.isdir(os.environ.get("PEERS_SITE", "")):
+        site.addsitedir(os.environ["PEERS_SITE"])
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # not only ImportError: a peer for another GPU raises others
+        print(f"{name} is left out: {type(error).__name__}: {str(error)[:200]}")
+        return None
 
 
 # ------------------------------------------------------------------------------------------------ topics

@@ -6,14 +6,12 @@ The peers are torch, torch.compile, Triton in one pass, and QuACK where it is in
 
 from __future__ import annotations
 
-import os
-import site
 from collections.abc import Callable
-from functools import cache
 
 import numpy as np
 
 from . import fast, reference
+from .bench import peer_module, row
 from .device import cp
 
 ELEMENTS = 2**27
@@ -51,45 +49,20 @@ def peers(t, everything: bool) -> dict[str, Callable]:
     import torch
 
     found = {"torch": lambda: torch.softmax(t, -1)}
-    quack = quack_softmax()
-    if quack:
-        found["quack"] = lambda: quack(t)
+    if quack := peer_module("quack.softmax"):
+        found["quack"] = lambda: quack.softmax(t)
     if everything:
         torch._dynamo.reset()
         compiled = torch.compile(lambda t: torch.softmax(t, -1), dynamic=False)
         found["compile"] = lambda: compiled(t)
-        if t.shape[1] <= 65536 and (one_pass := triton_softmax()):
-            found["triton"] = lambda: one_pass(t)
+        if t.shape[1] <= 65536 and (triton := peer_module("helpers.triton_softmax")):
+            found["triton"] = lambda: triton.one_pass(t)
     return found
-
-
-@cache
-def quack_softmax():
-    """QuACK's softmax, or None where it is not installed."""
-    if os.environ.get("PEERS_SITE"):
-        site.addsitedir(os.environ["PEERS_SITE"])
-    try:
-        from quack.softmax import softmax
-        return softmax
-    except Exception as error:
-        print(f"no QuACK: {error!r}"[:200])
-
-
-@cache
-def triton_softmax():
-    """Softmax in one pass with Triton, or None where it is not installed."""
-    try:
-        from .triton_softmax import one_pass
-        return one_pass
-    except Exception as error:
-        print(f"no Triton: {error!r}"[:200])
 
 
 def many_rows(N: int, dtype: str, all_peers: bool = False, offset: int = 0) -> list[dict]:
     """Our softmax, its logarithm and in place, a copy and the peers, at 2^27 elements."""
     import torch
-
-    from .bench import row
 
     M = ELEMENTS // N
     x, t = data(M, N, dtype, offset)

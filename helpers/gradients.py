@@ -17,30 +17,13 @@ from torch.autograd.function import once_differentiable
 
 from . import cpu_device
 from .device import cp, on_gpu
-from .ladder import MAX_N
-from .measure import count
+from .ladder import MAX_N, numpy_type
+from .measure import ReadyLaunch
 from .snippets import load
 
 MACROS = {"float32": (), "float16": ("-DHALF",), "bfloat16": ("-DBF16",), "float64": ("-DDOUBLE",)}
 SAVED = ("x", "y")
 IGNORED = -100  # torch's default for targets that do not count
-
-
-class Launch(NamedTuple):
-    """One launch, ready: `launch()` starts it, `launch.count()` counts what it does."""
-
-    kernel: object
-    grid: tuple[int, ...]
-    block: tuple[int, ...]
-    args: tuple
-    shared_mem: int = 0
-
-    def __call__(self) -> None:
-        self.kernel(self.grid, self.block, self.args, shared_mem=self.shared_mem)
-
-    def count(self, **options):
-        """Counters of this launch on the CPU device, see `helpers.count`."""
-        return count(self.kernel, self.grid, self.block, self.args, shared_mem=self.shared_mem, **options)
 
 
 class Way(NamedTuple):
@@ -82,7 +65,7 @@ def plan_backward(M: int, N: int, dtype: str, shared: int = 232_448, clusters: b
     Both rows stay on the chip as the table `WAYS` says (or `way`, for measurements); longer rows, and arrays that are not
     aligned `alike`, take two passes.  `shared` is the shared memory that a block may have, `clusters` whether the GPU has them.
     """
-    width = 16 // np.dtype(_numpy_type(dtype)).itemsize
+    width = 16 // np.dtype(numpy_type(dtype)).itemsize
     pieces = _ceil_div(N, width)
     for line in (way,) if way else WAYS[dtype]:
         macros = (*MACROS[dtype], f"-DVECTORS={line.vectors}", *["-DPARKED"] * line.parked)
@@ -99,13 +82,13 @@ def plan_backward(M: int, N: int, dtype: str, shared: int = 232_448, clusters: b
 
 def plan_two_passes(M: int, N: int, dtype: str) -> Plan:
     """The launch that reads both rows twice, for rows of any length and alignment."""
-    pieces = _ceil_div(N, 16 // np.dtype(_numpy_type(dtype)).itemsize)
+    pieces = _ceil_div(N, 16 // np.dtype(numpy_type(dtype)).itemsize)
     return Plan("backward/two_passes.cu", MACROS[dtype], M, min(1024, 32 * _ceil_div(pieces, 32)))
 
 
 def plan_cross_entropy(M: int, N: int, dtype: str, backward: bool, threads: int = 256, loads: int = 4) -> Plan:
     """The launch of a cross-entropy kernel: `loads` pieces of 16 bytes at a time for each of at most `threads` threads."""
-    pieces = _ceil_div(N, 16 // np.dtype(_numpy_type(dtype)).itemsize)
+    pieces = _ceil_div(N, 16 // np.dtype(numpy_type(dtype)).itemsize)
     macros = (*MACROS[dtype], f"-DLOADS={loads}")
     if pieces <= 32 * loads:
         lanes = min(32, max(8, 1 << (_ceil_div(pieces, loads) - 1).bit_length()))
@@ -116,11 +99,11 @@ def plan_cross_entropy(M: int, N: int, dtype: str, backward: bool, threads: int 
 
 def plan_forward(M: int, N: int, dtype: str) -> Plan:
     """The launch of a softmax or log-softmax forward kernel."""
-    pieces = _ceil_div(N, 16 // np.dtype(_numpy_type(dtype)).itemsize)
+    pieces = _ceil_div(N, 16 // np.dtype(numpy_type(dtype)).itemsize)
     return Plan("backward/forward.cu", MACROS[dtype], M, min(1024 if N > 8192 else 256, 32 * _ceil_div(pieces, 32 * 4)))
 
 
-def prepare(entry: str, *arrays, ignore_index: int = IGNORED, plan: Plan | None = None) -> Launch:
+def prepare(entry: str, *arrays, ignore_index: int = IGNORED, plan: Plan | None = None) -> ReadyLaunch:
     """A launch of the kernel `entry` of cuda_snippets/backward/ on the arrays that it takes, unchecked; the first one is [M, N]."""
     first = arrays[0]
     (M, N), dtype = first.shape, first.dtype.name
@@ -138,7 +121,7 @@ def prepare(entry: str, *arrays, ignore_index: int = IGNORED, plan: Plan | None 
         alike = len({a.data.ptr % 16 for a in rows}) == 1
         plan = plan or plan_backward(M, N, dtype, *_abilities(first), alike)
     kernel = _kernel(_home(first), plan.file, entry, plan.macros, plan.shared_mem)
-    return Launch(kernel, (plan.grid,), (plan.threads,), (*arrays, *sizes), plan.shared_mem)
+    return ReadyLaunch(kernel, (plan.grid,), (plan.threads,), (*arrays, *sizes), plan.shared_mem)
 
 
 def _home(array):
@@ -163,10 +146,6 @@ def _gpu_abilities(device: int) -> tuple[int, bool]:
 def _abilities(array) -> tuple[int, bool]:
     """(bytes of shared memory that a block may have, whether there are clusters) where `array` lives."""
     return (232_448, False) if _home(array) is cpu_device else _gpu_abilities(array.device.id)
-
-
-def _numpy_type(name: str):
-    return ml_dtypes.bfloat16 if name == "bfloat16" else name
 
 
 def _ceil_div(a: int, b: int) -> int:

@@ -5,14 +5,12 @@ QuACK takes part where it can be imported, also from the folder that the variabl
 
 from __future__ import annotations
 
-import os
-import site
 from collections.abc import Callable
 
 import numpy as np
 
 from . import gradients
-from .bench import row
+from .bench import peer_module, row
 from .device import cp
 
 COLUMNS = (1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
@@ -97,18 +95,17 @@ def _torch(torch, x, dy, y, log_y, targets, kind, nbytes) -> list:
 
 
 def _quack(x, dy, y, targets, scales, nbytes) -> list:
-    if os.path.isdir(os.environ.get("PEERS_SITE", "")):
-        site.addsitedir(os.environ["PEERS_SITE"])
+    losses, softmax = peer_module("quack.cross_entropy"), peer_module("quack.softmax")
+    if not (losses and softmax):
+        return []
     try:
-        from quack.cross_entropy import cross_entropy_bwd, cross_entropy_fwd
-        from quack.softmax import softmax_bwd
-
-        _, lse = cross_entropy_fwd(x, targets, return_lse=True)
-    except Exception as error:  # a peer that is not there or does not run is left out, and that is said
+        _, lse = losses.cross_entropy_fwd(x, targets, return_lse=True)
+    except Exception as error:  # a peer that does not run is left out, and that is said
         print(f"QuACK is left out: {type(error).__name__}: {str(error)[:200]}")
         return []
+    return []
     return [
-        ("quack_softmax_backward", True, 3 * nbytes, lambda: softmax_bwd(dy, y)),
-        ("quack_cross_entropy", True, nbytes, lambda: cross_entropy_fwd(x, targets, return_lse=True)),
-        ("quack_cross_entropy_backward", True, 2 * nbytes, lambda: cross_entropy_bwd(x, targets, scales, lse)),
+        ("quack_softmax_backward", True, 3 * nbytes, lambda: softmax.softmax_bwd(dy, y)),
+        ("quack_cross_entropy", True, nbytes, lambda: losses.cross_entropy_fwd(x, targets, return_lse=True)),
+        ("quack_cross_entropy_backward", True, 2 * nbytes, lambda: losses.cross_entropy_bwd(x, targets, scales, lse)),
     ]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
+import ml_dtypes
 import numpy as np
 
 from .device import cp, on_gpu
@@ -49,6 +50,11 @@ class Step:
     options: Callable[[int], tuple[str, ...]] = lambda N: ()
     max_n: int = MAX_N
     instead: str = "split the row and merge the states (notebook 04)"
+
+
+def numpy_type(dtype):
+    """`dtype` for NumPy and CuPy, which know bfloat16 only by its type of ml_dtypes."""
+    return ml_dtypes.bfloat16 if str(dtype) == "bfloat16" else dtype
 
 
 # ---------------------------------------------------------------------------------------------- launch rules

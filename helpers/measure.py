@@ -29,6 +29,23 @@ def count(kernel, grid, block, args, *, shared_mem: int = 0, outputs=(), seed: i
     return _observe(kernel, grid, block, args, shared_mem, outputs, seed, trace_limit=0)
 
 
+class ReadyLaunch(NamedTuple):
+    """One launch, ready: `launch()` starts it, `launch.count()` counts what it does."""
+
+    kernel: object
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    args: tuple
+    shared_mem: int = 0
+
+    def __call__(self) -> None:
+        self.kernel(self.grid, self.block, self.args, shared_mem=self.shared_mem)
+
+    def count(self, **options):
+        """Counters of this launch on the CPU device, see `count`."""
+        return count(self.kernel, self.grid, self.block, self.args, shared_mem=self.shared_mem, **options)
+
+
 def access_map(kernel, grid, block, args, *, shared_mem: int = 0, limit: int = 100_000) -> Counters:
     """As `count`, and `.events` lists up to `limit` accesses in order.
 

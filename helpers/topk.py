@@ -10,8 +10,8 @@ import numpy as np
 
 from .cpu_device.counters import Counters
 from .device import cp, on_gpu
-from .ladder import MAX_N, STEPS, kernel
-from .measure import count
+from .ladder import MAX_N, STEPS, kernel, numpy_type
+from .measure import ReadyLaunch
 
 MAX_K = 64
 TYPES = {"float32": (), "float16": ("-DHALF",), "bfloat16": ("-DBF16",)}  # dtype -> how the kernels are told
@@ -39,7 +39,7 @@ def plan(M: int, N: int, k: int, dtype="float32", variant: str = "auto", aligned
 
     `aligned` says that the first row starts at a multiple of 16 bytes.
     """
-    types, width = TYPES[str(dtype)], 16 // np.dtype(_numpy_type(dtype)).itemsize
+    types, width = TYPES[str(dtype)], 16 // np.dtype(numpy_type(dtype)).itemsize
     if variant == "auto" and (short := _short(M, N, k, types, width, aligned)):
         return short
     loads = 16 // width  # 16 logits a lane and step
@@ -71,14 +71,6 @@ def _warps_wanted() -> int:
     """How many warps of 64 registers a thread a GPU holds at once; on the CPU device, how many an H200 holds."""
     multiprocessors = cp.cuda.Device().attributes["MultiProcessorCount"] if on_gpu else 132
     return 32 * multiprocessors
-
-
-def _numpy_type(dtype):
-    if str(dtype) == "bfloat16":
-        from ml_dtypes import bfloat16
-
-        return bfloat16
-    return dtype
 
 
 # --------------------------------------------------------------------------------------------------- calls
@@ -122,25 +114,12 @@ def counted(x, k: int, variant: str) -> list[Counters]:
     _check(x, k, 1.0, "auto" if variant == "whole" else variant)
     counters = []
     for launch in launches(x, *results(x.shape[0], k), variant=variant):
-        counters.append(count(launch.kernel, launch.grid, launch.block, launch.arguments))
+        counters.append(launch.count())
         launch()                                # so that the next launch finds its input on a GPU too
     return counters
 
 
-@dataclass(frozen=True)
-class Launch:
-    """One kernel launch, ready to go: `launch()`."""
-
-    kernel: object
-    grid: tuple[int, ...]
-    block: tuple[int, ...]
-    arguments: tuple
-
-    def __call__(self) -> None:
-        self.kernel(self.grid, self.block, self.arguments)
-
-
-def launches(x, p, indices, lse, temperature: float = 1.0, variant: str = "auto", chosen: Plan | None = None, y=None) -> list[Launch]:
+def launches(x, p, indices, lse, temperature: float = 1.0, variant: str = "auto", chosen: Plan | None = None, y=None) -> list[ReadyLaunch]:
     """The launches of one call into given arrays, unchecked; what they pass on to each other is taken here, once."""
     (M, N), k = x.shape, p.shape[1]
     if M == 0:
@@ -149,14 +128,14 @@ def launches(x, p, indices, lse, temperature: float = 1.0, variant: str = "auto"
     chosen = chosen or plan(M, N, k, x.dtype, variant, x.data.ptr % 16 == 0)
 
     def launch(entry, *arguments, grid=chosen.grid):
-        return Launch(kernel(f"topk/{chosen.file}", entry, chosen.options), grid, chosen.block, arguments)
+        return ReadyLaunch(kernel(f"topk/{chosen.file}", entry, chosen.options), grid, chosen.block, arguments)
 
     if variant in SEPARATE or (variant == "whole" and y is None):
         y = cp.empty((M, N), dtype=np.float32)
     if variant in SEPARATE:
         step = STEPS[SEPARATE[variant]]
         first = step.launch(M, N)
-        return [Launch(kernel(step.file, step.entry, step.options(N)), first.grid, first.block, (x, y, rows, sizes)),
+        return [ReadyLaunch(kernel(step.file, step.entry, step.options(N)), first.grid, first.block, (x, y, rows, sizes)),
                 launch("topk", y, p, indices, rows, sizes)]
     if chosen.splits > 1:
         keys, states = cp.empty((M * chosen.splits, k), dtype=np.uint64), cp.empty((M * chosen.splits, 2), dtype=np.float32)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import site
 from collections.abc import Callable
 
 import numpy as np
 
+from .bench import peer_module, row
 from .device import cp
+from .ladder import numpy_type
 from .topk import VARIANTS, launches, results
 
 CASES = (  # M, N, k
@@ -86,8 +86,6 @@ def in_order(launches) -> Callable:
 
 
 def _row(name, peer, shape, dtype, function, nbytes, topic="cases") -> dict:
-    from .bench import row
-
     try:
         return row("topk", name, peer, shape, dtype, function, tbs=nbytes) | {"part": topic}
     except Exception as error:  # a peer that cannot run this size is recorded as such, not hidden
@@ -101,11 +99,9 @@ def logits(M: int, N: int, dtype: str):
     """Random logits [M, N] with standard deviation 3, made in pieces: an array may have more than 2^31 elements."""
     import torch
 
-    from .topk import _numpy_type
-
     cp.get_default_memory_pool().free_all_blocks()
     torch.cuda.empty_cache()
-    x = cp.empty((M, N), dtype=_numpy_type(dtype))
+    x = cp.empty((M, N), dtype=numpy_type(dtype))
     rng, rows_each = cp.random.default_rng(M + N), max(1, 2**28 // N)
     for start in range(0, M, rows_each):
         part = x[start: start + rows_each]
@@ -127,19 +123,9 @@ def peer_calls(x, k: int) -> dict[str, Callable]:
 
     calls = {"read": lambda: reader((blocks,), (256,), (x, sink, np.int64(x.nbytes // 16))),
              "softmax;topk": lambda: torch.topk(torch.softmax(tensor, -1), k, -1), "topk;lse": topk_then_lse}
-    if quack := _quack():
-        calls["quack"] = lambda: quack(tensor, k, softmax=True)  # normalised over the k only
+    if quack := peer_module("quack.topk"):
+        calls["quack"] = lambda: quack.topk(tensor, k, softmax=True)  # normalised over the k only
     return calls
-
-
-def _quack():
-    if os.path.isdir(os.environ.get("PEERS_SITE", "")):
-        site.addsitedir(os.environ["PEERS_SITE"])
-    try:
-        from quack.topk import topk
-    except Exception:
-        return None
-    return topk
 
 
 def in_graph(function: Callable, torch_call: bool = False) -> Callable:

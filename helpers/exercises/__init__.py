@@ -11,8 +11,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-NOTEBOOKS = ("nb00", "nb01", "nb02", "nb03", "nb04", "nb05", "nb06", "nb07", "nb10", "nb11", "nb12", "nb13")
-
 
 class Wrong(Exception):
     """Raised by a judge; its text is the hint that fits what went wrong."""
@@ -54,8 +52,8 @@ def exercise(id: str, title: str, *, hints: tuple[str, ...], solution: Any, wron
 
 def all_exercises() -> dict[str, Exercise]:
     """Every exercise of the course by id, in reading order."""
-    for name in NOTEBOOKS:
-        import_module(f"{__name__}.{name}")
+    for module in sorted(Path(__file__).parent.glob("nb*.py")):
+        import_module(f"{__name__}.{module.stem}")
     return dict(sorted(_REGISTRY.items()))
 
 
