@@ -26,6 +26,7 @@ help:
 	@echo "make run             run every notebook, write web pages to build/html      ONLY=03 for one of them"
 	@echo "make lab             open the course in JupyterLab"
 	@echo "make test            unit tests, and every notebook against its stored outputs"
+	@echo "make solutions       every notebook once more, with the solutions of all exercises in place"
 	@echo "make doctor          what this machine has, what it lacks, what to type"
 	@echo "make gpu-check       the tests on an NVIDIA GPU"
 	@echo "make bench TOPIC=..  measure on an NVIDIA GPU and record the results"
@@ -64,6 +65,9 @@ lab: ready
 test: ready
 	@$(PY) -m pytest --nbval -n 2 --dist loadscope tests notebooks
 
+solutions: ready
+	@$(PY) tools/run_solutions.py $(if $(ONLY),--only $(ONLY))
+
 gpu-check: ready
 	@SOFTMAX_DEVICE=gpu $(PY) -c "from helpers.device import device_sentence; print(device_sentence)" \
 	  || { echo "No GPU to check: make doctor says what is missing; make test needs none."; exit 1; }
@@ -80,4 +84,4 @@ clean:
 	rm -rf build .pytest_cache .ruff_cache .hypothesis *.egg-info
 	find . -path ./.venv -prune -o '(' -name __pycache__ -o -name .ipynb_checkpoints ')' -prune -exec rm -rf {} +
 
-.PHONY: help ready run update lab test gpu-check bench doctor clean
+.PHONY: help ready run update lab test solutions gpu-check bench doctor clean

@@ -1,9 +1,10 @@
 """What the notebooks import: one array module on two devices, the kernels, the truth, the plots, the exercises."""
 
 from . import figures, reference
+from .attention import attention
 from .device import cp, device_sentence, on_gpu
 from .exercises import check, hint, progress, solution
-from .ladder import STEPS, attention, softmax
+from .ladder import STEPS, softmax
 from .measure import access_map, count, record, tbs, time_us
 from .snippets import load, show_diff, show_snippet
 

@@ -2,7 +2,8 @@
 
 Topics: ladders (every softmax step beside torch and a copy), attention (every attention step beside SDPA), tiles (the
 tiled kernel over tile sizes), topk (fused top-k beside separate), backward (gradients beside torch), softmax (the dispatcher
-beside its peers), cpu_device (the CPU device beside NumPy; prints only).
+beside its peers), decode (one query against a long cache), many_gpus (two GPUs beside one), cpu_device (the CPU device beside
+NumPy; prints only).
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 
 from .device import cp, on_gpu
-from .ladder import STEPS, attention, kernel
+from .ladder import STEPS, kernel
 from .measure import RESULTS, time_us
 
 ELEMENTS = 2**27
@@ -36,7 +38,8 @@ def main(topic: str) -> None:
 
         return cpu_device_main()
     topics: dict[str, Callable[[], list[dict]]] = {"ladders": ladders, "attention": attention_steps, "tiles": tiles,
-                                                   "topk": topk, "backward": backward, "softmax": fast_softmax}
+                                                   "topk": topk, "backward": backward, "softmax": fast_softmax, "decode": decode,
+                                                   "many_gpus": many_gpus}
     if topic not in topics:
         sys.exit(f"no topic {topic!r}; there are {', '.join([*topics, 'cpu_device'])}")
     if not on_gpu:
@@ -60,18 +63,19 @@ def provenance() -> dict:
     import torch
 
     driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True)
+    program = "-m helpers.bench" if Path(sys.argv[0]).parent.name == "helpers" else f"tools/{Path(sys.argv[0]).name}"
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     runtime = cupy.cuda.runtime.runtimeGetVersion()
     return {"device": cupy.cuda.runtime.getDeviceProperties(0)["name"].decode().replace("NVIDIA ", ""),
             "driver": driver.stdout.split("\n")[0].strip(), "cuda": f"{runtime // 1000}.{runtime % 1000 // 10}", "cupy": cupy.__version__,
             "torch": torch.__version__.split("+")[0], "date": datetime.date.today().isoformat(),
-            "commit": os.environ.get("BENCH_COMMIT", commit), "command": " ".join(["python -m helpers.bench", *sys.argv[1:]])}
+            "commit": os.environ.get("BENCH_COMMIT", commit), "command": " ".join([f"python {program}", *sys.argv[1:]])}
 
 
-def row(topic, name, peer, shape, dtype, function, **rates) -> dict:
-    """Time `function` and describe the result; `rates` maps tbs or tflops to bytes or operations a call."""
-    slow = time_us(function, repeats=3, warmup=1).us  # so that slow steps do not take minutes
-    t = time_us(function, repeats=int(min(60, max(7, 1.5e6 / slow))), warmup=2)
+def row(topic, name, peer, shape, dtype, function, *, flush_l2=True, **rates) -> dict:
+    """Time `function` and describe the result; `rates` maps tbs or tflops to bytes or operations a call; `flush_l2` as in `time_us`."""
+    slow = time_us(function, repeats=3, warmup=1, flush_l2=flush_l2).us  # so that slow steps do not take minutes
+    t = time_us(function, repeats=int(min(60, max(7, 1.5e6 / slow))), warmup=2, flush_l2=flush_l2)
     result = {"topic": topic, "name": name, "peer": peer, "shape": list(shape), "dtype": dtype,
               "us": round(t.us, 2), "us_p10": round(t.us_p10, 2), "us_p90": round(t.us_p90, 2), "repeats": t.repeats}
     result |= {unit: round(amount / t.us / 1e6, 4) for unit, amount in rates.items()}
@@ -122,36 +126,10 @@ def _ladders_at(M: int, N: int) -> list[dict]:
 
 
 def attention_steps() -> list[dict]:
-    """Every float32 attention step at B=1, H=16, D=64, beside SDPA's float32 backends; with the peak memory of a call."""
-    import torch
-    import torch.nn.functional as F
-    from torch.nn.attention import SDPBackend, sdpa_kernel
+    """Every attention step beside SDPA's backends, in float32 and bfloat16; see attention_bench."""
+    from .attention_bench import rows
 
-    rows = []
-    for S in (512, 1024, 2048, 4096, 8192):
-        rng = cp.random.default_rng(S)
-        q, k, v = (rng.standard_normal((1, HEADS, S, HEAD_DIM), dtype=cp.float32) for _ in range(3))
-        tq, tk, tv = (torch.from_dlpack(a) for a in (q, k, v))
-        for causal in (False, True):
-            operations = 4 * HEADS * S * S * HEAD_DIM / (2 if causal else 1)
-            shape = (1, HEADS, S, S, HEAD_DIM, causal)
-            for key in (key for key in STEPS if key.startswith("attention")):
-                result = row("attention", key, False, shape, "float32", lambda: attention(q, k, v, key, causal), tflops=operations)
-                rows.append(result | {"peak_bytes": peak_bytes(lambda: attention(q, k, v, key, causal))})
-            for name, backend in (("sdpa_math", SDPBackend.MATH), ("sdpa_efficient", SDPBackend.EFFICIENT_ATTENTION)):
-                with sdpa_kernel(backend):
-                    rows.append(row("attention", name, True, shape, "float32",
-                                    lambda: F.scaled_dot_product_attention(tq, tk, tv, is_causal=causal), tflops=operations))
-    return rows
-
-
-def peak_bytes(function) -> int:
-    """Device memory that one call takes, results and scratch together: the size of a fresh pool after it."""
-    pool = cp.cuda.MemoryPool()
-    with cp.cuda.using_allocator(pool.malloc):
-        function()
-    cp.cuda.Device().synchronize()
-    return int(pool.total_bytes())
+    return rows()
 
 
 def tiles() -> list[dict]:
@@ -197,6 +175,20 @@ def backward() -> list[dict]:
 def fast_softmax() -> list[dict]:
     """The dispatcher of helpers.fast over sizes and dtypes; see bench_softmax."""
     from .bench_softmax import rows
+
+    return rows()
+
+
+def decode() -> list[dict]:
+    """Decoding against long caches beside SDPA, over splits, lengths and grouped heads; see decode_bench."""
+    from .decode_bench import rows
+
+    return rows()
+
+
+def many_gpus() -> list[dict]:
+    """Sharded softmax, cross-entropy, top-k and attention on one and two GPUs; see many_gpus_bench."""
+    from .many_gpus_bench import rows
 
     return rows()
 

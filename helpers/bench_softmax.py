@@ -6,115 +6,176 @@ The peers are torch, torch.compile, Triton in one pass, and QuACK where it is in
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 
 from . import fast, reference
-from .bench import peer_module, row
+from .bench import peer_module
 from .device import cp
+from .measure import tbs
 
 ELEMENTS = 2**27
+DTYPES = ("float32", "float16", "bfloat16")
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
 ODD = (4095, 4097, 8191, 32001, 50257, 128256, 151936)
-FEW = [(M, N) for N in (4096, 16384, 65536, 262144) for M in (1, 4, 32, 128)]
+UNALIGNED = (4096, 32768, 262144)
+FEW_LENGTHS = (4096, 16384, 32768, 65536, 131072, 262144)
+FEW_ROWS = (1, 4, 32, 128)
+
+
+@dataclass(frozen=True)
+class Case:
+    """M rows of N elements that begin `offset` elements off a 16-byte boundary."""
+
+    M: int
+    N: int
+    dtype: str
+    offset: int = 0
+
+    @property
+    def few(self) -> bool:
+        return self.M * self.N < ELEMENTS // 2
+
+
+def cases() -> list[Case]:
+    """Everything that is measured."""
+    many = [(ELEMENTS // N, N, offset) for offset, lengths in ((0, LENGTHS + ODD), (1, UNALIGNED)) for N in lengths]
+    few = [(M, N, 0) for N in FEW_LENGTHS for M in FEW_ROWS]
+    return [Case(M, N, dtype, offset) for dtype in DTYPES for M, N, offset in many + few]
 
 
 def rows() -> list[dict]:
-    """The record's rows; prints each as it is made.  About five minutes on an H200."""
-    found = []
-    for dtype in ("float32", "float16", "bfloat16"):
-        for N in LENGTHS:
-            found += many_rows(N, dtype, all_peers=True)
-        for N in ODD:
-            found += many_rows(N, dtype)
-        for N in (4096, 32768, 262144):
-            found += many_rows(N, dtype, offset=1)
-        for M, N in FEW:
-            found += few_rows(M, N, dtype)
-    return found
+    """The record's rows; prints each as it is made.  About two minutes on an H200, most of them for compilers."""
+    with processes() as pool:
+        list(pool.map(warm, cases()))
+    return [row for case in cases() for row in (few_rows if case.few else many_rows)(case)]
 
 
-def data(M: int, N: int, dtype: str, offset: int = 0):
-    """(x, t): the same random memory as a cp array and as a torch tensor; rows begin `offset` elements off a boundary."""
+def processes() -> ProcessPoolExecutor:
+    """Processes for the compilers."""
+    return ProcessPoolExecutor(min(16, os.cpu_count() or 1), multiprocessing.get_context("spawn"))
+
+
+def warm(case: Case) -> None:
+    """Run everything once, in a process of its own, so that the compilers' caches on disk hold it."""
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    x, t = data(case)
+    ours = [lambda log=log: fast.softmax(x, log=log) for log in (False, True)]
+    for function in [*ours, *peers(t, case).values()]:
+        attempt(function, case)
+
+
+def data(case: Case):
+    """(x, t): the same random memory as a cp array and as a torch tensor."""
     import torch
 
-    flat = torch.randn(M * N + offset, device="cuda", dtype=getattr(torch, dtype)) * 3
-    t = flat[offset:].view(M, N)
+    torch.manual_seed(case.N)
+    flat = torch.randn(case.M * case.N + case.offset, device="cuda", dtype=getattr(torch, case.dtype)) * 3
+    t = flat[case.offset:].view(case.M, case.N)
     return cp.from_dlpack(t), t
 
 
-def peers(t, everything: bool) -> dict[str, Callable]:
+def peers(t, case: Case) -> dict[str, Callable]:
     """What a user would pick instead, as functions without arguments."""
     import torch
 
-    found = {"torch": lambda: torch.softmax(t, -1)}
-    if quack := peer_module("quack.softmax"):
+    found = {} if case.offset else {"torch": lambda: torch.softmax(t, -1)}
+    if case.offset == 0 and (quack := peer_module("quack.softmax")):
         found["quack"] = lambda: quack.softmax(t)
-    if everything:
+    if case.offset == 0 and case.N in LENGTHS and not case.few:
         torch._dynamo.reset()
         compiled = torch.compile(lambda t: torch.softmax(t, -1), dynamic=False)
         found["compile"] = lambda: compiled(t)
-        if t.shape[1] <= 65536 and (triton := peer_module("helpers.triton_softmax")):
+        if case.N <= 65536 and (triton := peer_module("helpers.triton_softmax")):
             found["triton"] = lambda: triton.one_pass(t)
     return found
 
 
-def many_rows(N: int, dtype: str, all_peers: bool = False, offset: int = 0) -> list[dict]:
-    """Our softmax, its logarithm and in place, a copy and the peers, at 2^27 elements."""
-    import torch
-
-    M = ELEMENTS // N
-    x, t = data(M, N, dtype, offset)
-    y = fast.softmax(x)
-    u, z = torch.empty_like(t), y.copy() if offset == 0 else fast.softmax(x)
-    check(t, torch.from_dlpack(y))
-    functions = {"copy": lambda: u.copy_(t), "fast": lambda: fast.softmax(x), "fast_log": lambda: fast.softmax(x, log=True),
-                 "fast_in_place": lambda: fast.softmax(z, out=z)} | (peers(t, all_peers) if offset == 0 else {})
-    found = []
-    for name, function in functions.items():
-        try:
-            r = row("softmax", name, not name.startswith("fast"), (M, N), dtype, function, tbs=2 * x.nbytes)
-            found.append(r | {"offset": offset, "kernel": fast.way(M, N, dtype).kernel if name.startswith("fast") else None})
-        except Exception as error:                                      # a peer that cannot run this size is reported, not hidden
-            print(f"{name} at {M} x {N} {dtype}: {type(error).__name__}: {str(error)[:160]}")
-    return found
+def attempt(function: Callable, case: Case):
+    """What `function` returns; None, and why, if it raises: a peer that cannot run a size is reported, not hidden."""
+    try:
+        return function()
+    except Exception as error:
+        print(f"{case}: {type(error).__name__}: {str(error)[:160]}")
 
 
 def check(t, y) -> None:
     """Raise unless `y` is the softmax of `t`, compared in some of the rows with float64."""
     import torch
 
-    picks = torch.linspace(0, t.shape[0] - 1, min(40, t.shape[0]), device=t.device).long()
+    M, N = t.shape
+    picks = torch.linspace(0, M - 1, min(M, max(3, 2**20 // N), 40), device=t.device).long()
     exact = reference.softmax(t[picks].double().cpu().numpy())
     got = y[picks].double().cpu().numpy()
     allowed = 1e-6 if t.dtype == torch.float32 else exact * torch.finfo(t.dtype).eps
     if not np.all(np.abs(got - exact) <= allowed + 1e-7):
-        raise AssertionError(f"wrong result at {tuple(t.shape)} {t.dtype}")
+        raise AssertionError(f"wrong result at {M} x {N} {t.dtype}")
 
 
-def few_rows(M: int, N: int, dtype: str) -> list[dict]:
+def described(case: Case, name: str, peer: bool, us: np.ndarray, **more) -> dict:
+    """One row of the record; `us`: microseconds of each call."""
+    median, p10, p90 = (round(float(np.percentile(us, q)), 3) for q in (50, 10, 90))
+    r = {"topic": "softmax", "name": name, "peer": peer, "shape": [case.M, case.N], "dtype": case.dtype,
+         "us": median, "us_p10": p10, "us_p90": p90, "repeats": len(us), **more}
+    print(*r.values(), flush=True)
+    return r
+
+
+# ------------------------------------------------------------------------------------------------ many rows
+
+
+def many_rows(case: Case) -> list[dict]:
+    """Our softmax, its logarithm and in place, a copy and the peers."""
+    import torch
+
+    x, t = data(case)
+    check(t, torch.from_dlpack(fast.softmax(x)))
+    u, z = torch.empty_like(t), cp.from_dlpack(data(case)[1])
+    others = {"copy": lambda: u.copy_(t)} | peers(t, case)
+    ours = {"fast": lambda: fast.softmax(x), "fast_log": lambda: fast.softmax(x, log=True), "fast_in_place": lambda: fast.softmax(z, out=z)}
+    functions = {name: f for name, f in (others | ours).items() if attempt(f, case) is not None}
+    kernel = fast.way(case.M, case.N, case.dtype).kernel
+    times = times_in_turn(functions, before={"fast_in_place": lambda: cp.copyto(z, x)})
+    return [described(case, name, name in others, us, tbs=round(tbs(2 * x.nbytes, float(np.median(us))), 4), offset=case.offset,
+                      kernel=None if name in others else kernel) for name, us in times.items()]
+
+
+def times_in_turn(functions: dict[str, Callable], before: dict[str, Callable], repeats: int = 30) -> dict[str, np.ndarray]:
+    """Microseconds of each call, the functions in turn, so that what changes with time changes for all; the L2 cache is overwritten
+    before each call.  `before` names what is done, untimed, before some of them."""
+    scratch = cp.empty(256 << 20, dtype=cp.uint8)
+    events = {name: [(cp.cuda.Event(), cp.cuda.Event()) for _ in range(repeats)] for name in functions}
+    for i in range(-3, repeats):                                        # the first three turns warm up
+        for name, function in functions.items():
+            before.get(name, lambda: None)()
+            scratch.fill(1)
+            start, end = events[name][i]
+            start.record()
+            function()
+            end.record()
+    cp.cuda.Device().synchronize()
+    return {name: np.array([cp.cuda.get_elapsed_time(*pair) * 1e3 for pair in pairs]) for name, pairs in events.items()}
+
+
+# ------------------------------------------------------------------------------------------------- few rows
+
+
+def few_rows(case: Case) -> list[dict]:
     """Our softmax and the peers on few rows: `graph`: 20 calls in a CUDA graph; `plain`: 100 calls one after the other."""
-    x, t = data(M, N, dtype)
+    x, t = data(case)
     y = cp.empty_like(x)
     found = []
-    for name, function in ({"fast": lambda: fast.softmax(x, out=y)} | peers(t, everything=False)).items():
-        try:
-            in_graph = (graph_times if name == "fast" else torch_graph_times)(function)
-            one_by_one = plain_times(lambda: fast.softmax(x)) if name == "fast" else plain_times(function)
-        except Exception as error:
-            print(f"{name} at {M} x {N} {dtype}: {type(error).__name__}: {str(error)[:160]}")
-            continue
-        for how, us in (("graph", in_graph), ("plain", one_by_one)):
-            r = {"topic": "softmax", "name": f"{name}_{how}", "peer": name != "fast", "shape": [M, N], "dtype": dtype,
-                 "us": round(float(np.median(us)), 3), "us_p10": round(float(np.percentile(us, 10)), 3),
-                 "us_p90": round(float(np.percentile(us, 90)), 3), "repeats": len(us)}
-            print(" ".join(f"{v}" for v in r.values()), flush=True)
-            found.append(r)
+    for name, function in ({"fast": lambda: fast.softmax(x)} | peers(t, case)).items():
+        ours = name == "fast"
+        times = {"graph": attempt(lambda: graph_times(lambda: fast.softmax(x, out=y)) if ours else torch_graph_times(function), case),
+                 "plain": attempt(lambda: plain_times(function), case)}
+        found += [described(case, f"{name}_{how}", not ours, us) for how, us in times.items() if us is not None]
     return found
-
-
-# ------------------------------------------------------------------------------------------ times of short calls
 
 
 def graph_times(function: Callable, calls: int = 20, repeats: int = 15) -> np.ndarray:

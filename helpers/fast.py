@@ -7,8 +7,7 @@ into a launch, and `softmax` keeps the plan for the next call with the same shap
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,8 +15,10 @@ from .device import cp, on_gpu
 from .ladder import MAX_N, kernel
 
 MAX_SHARED = 232_448            # bytes of shared memory that one block may have: 227 KB
+REGISTERS = 65_536              # of a multiprocessor
 L2_SHARE = 24 << 20            # bytes of input that are likely to stay in the L2 cache between two kernels
 _LARGE_CLUSTERS = 14            # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+_device: Callable[[], int] = cp.cuda.runtime.getDevice if on_gpu else lambda: 0     # the number of the present one
 MACROS = {"float32": (), "float16": ("-DHALF",), "bfloat16": ("-DBF16",)}
 
 
@@ -27,8 +28,8 @@ class Way:
 
     `kernel` names a file of cuda_snippets/fast/.  `vectors` is how many pieces of 16 bytes a thread may hold, `threads` the size
     of a block (0: as many as the row needs), `cluster` the blocks a row is spread over.  `ahead`: so many KB before a block's row
-    the L2 cache is asked for another.  `full`: as few registers as it takes for 2048 threads on a multiprocessor.  `options` are
-    more compiler options.
+    the L2 cache is asked for another.  `registers` that a thread may use, so that as many blocks as possible share a
+    multiprocessor (0: what the compiler likes; in a cluster, 32 more than what holds the row).
     """
 
     max_n: int
@@ -38,34 +39,29 @@ class Way:
     threads: int = 0
     cluster: int = 1
     ahead: int = 0
-    full: bool = False
-    options: tuple[str, ...] = ()
+    registers: int = 0
 
 
-_NEAR, _FAR = 132 * 32, 132 * 64                       # KB ahead: 32 or 64 for each multiprocessor
+NEAR, FAR = 132 * 32, 132 * 64                       # KB ahead: 32 or 64 for each multiprocessor
 _FLOAT = (
     Way(128, "warp", vectors=1, threads=128),
     Way(256, "warp", vectors=2, threads=128),
     Way(512, "block", vectors=2),
-    Way(1_024, "block", vectors=2, ahead=_NEAR),
-    Way(2_048, "block", vectors=6, ahead=_NEAR),
-    Way(4_096, "block", min_rows=264, vectors=5, ahead=_FAR),
+    Way(1_024, "block", vectors=2, ahead=NEAR),
+    Way(2_048, "block", vectors=6, ahead=NEAR),
+    Way(4_096, "block", min_rows=264, vectors=5, ahead=FAR),
     Way(4_096, "block", vectors=4),
-    Way(6_144, "block", vectors=6, ahead=_NEAR),
-    Way(8_192, "block", vectors=2, ahead=_NEAR),
-    Way(16_384, "block", min_rows=64, vectors=8, ahead=_NEAR),
+    Way(6_144, "block", vectors=6, ahead=NEAR),
+    Way(8_192, "block", vectors=2, ahead=NEAR),
+    Way(16_384, "block", min_rows=264, vectors=8, ahead=NEAR),
+    Way(16_384, "cluster", min_rows=64, cluster=4, vectors=4),
     Way(16_384, "cluster", cluster=8, vectors=4),
-    Way(32_768, "block", min_rows=64, vectors=8),
-    Way(57_344, "shared", min_rows=264, threads=1024),
-    Way(65_536, "shared", min_rows=264, cluster=4, threads=256, ahead=_NEAR),
-    Way(65_536, "cluster", min_rows=16, cluster=8, vectors=8),
+    Way(32_768, "block", min_rows=264, vectors=8),
     Way(32_768, "cluster", cluster=8, vectors=4),
     Way(65_536, "cluster", cluster=16, vectors=8),
-    Way(131_072, "shared", min_rows=64, cluster=8, threads=256),
-    Way(131_072, "shared", min_rows=16, cluster=16, threads=128),
-    Way(163_840, "cluster", min_rows=264, cluster=8, vectors=12, ahead=_NEAR),
-    Way(262_144, "shared", min_rows=16, cluster=16, threads=256),
-    Way(262_144, "cluster", cluster=16, vectors=12),
+    Way(524_288, "cluster", cluster=16, vectors=12),
+    # clusters of 8 at most
+    Way(262_144, "cluster", cluster=8, vectors=12),
     Way(458_752, "shared", cluster=8, threads=1024),
     # without clusters
     Way(49_152, "block", vectors=12),
@@ -76,20 +72,24 @@ _TWO_BYTES = (
     Way(128, "warp", vectors=1, threads=128),
     Way(512, "warp", vectors=2, threads=128),
     Way(1_024, "block", vectors=2),
-    Way(2_048, "block", vectors=4, ahead=_NEAR),
-    Way(4_096, "block", min_rows=264, vectors=2, ahead=_NEAR),
-    Way(8_192, "block", vectors=4, ahead=_FAR),
-    Way(16_384, "block", min_rows=64, vectors=2, ahead=_NEAR, full=True),
-    Way(16_384, "cluster", min_rows=16, cluster=4, vectors=4),
+    Way(2_048, "block", vectors=4, ahead=NEAR),
+    Way(4_096, "block", min_rows=264, vectors=2, ahead=NEAR),
+    Way(4_096, "block", vectors=2),
+    Way(8_192, "block", vectors=4, ahead=NEAR),
+    Way(16_384, "block", min_rows=264, vectors=2, ahead=NEAR, registers=32),
+    Way(16_384, "cluster", min_rows=64, cluster=4, vectors=2),
     Way(16_384, "cluster", cluster=8, vectors=2),
-    Way(32_768, "block", min_rows=64, vectors=4, ahead=_FAR),
-    Way(65_536, "shared", min_rows=64, cluster=2, threads=512),
-    Way(65_536, "cluster", cluster=8, vectors=4),
-    Way(131_072, "shared", min_rows=64, cluster=4, threads=512),
-    Way(131_072, "shared", min_rows=16, cluster=8, threads=256),
-    Way(262_144, "shared", min_rows=64, cluster=8, threads=512),
-    Way(262_144, "shared", min_rows=16, cluster=16, threads=256),
-    Way(262_144, "cluster", cluster=16, vectors=4),
+    Way(32_768, "cluster", min_rows=264, cluster=4, vectors=4, ahead=NEAR),
+    Way(65_536, "cluster", min_rows=264, cluster=8, vectors=8, ahead=NEAR),
+    Way(65_536, "cluster", min_rows=16, cluster=8, vectors=4),
+    Way(65_536, "cluster", cluster=16, vectors=5),
+    Way(131_072, "cluster", min_rows=264, cluster=16, vectors=8, ahead=NEAR),
+    Way(131_072, "cluster", min_rows=16, cluster=16, vectors=8),
+    Way(262_144, "cluster", min_rows=264, cluster=16, vectors=8, ahead=NEAR),
+    Way(262_144, "cluster", min_rows=16, cluster=16, vectors=8),
+    Way(524_288, "cluster", cluster=16, vectors=6),
+    # clusters of 8 at most
+    Way(262_144, "cluster", cluster=8, vectors=4),
     Way(917_504, "shared", cluster=8, threads=1024),
     # without clusters
     Way(32_768, "block", vectors=4),
@@ -110,7 +110,6 @@ class Plan:
     threads: int
     shared_mem: int = 0
     parts: int = 0
-    options: tuple[str, ...] = field(default=(), kw_only=True)
 
     def entries(self) -> tuple[str, ...]:
         """Names of the kernels that are launched one after the other."""
@@ -118,7 +117,7 @@ class Plan:
 
     def compiled(self) -> list:
         """The kernels, ready to launch."""
-        kernels = [kernel(f"fast/{self.kernel}.cu", entry, (*self.macros, *self.options)) for entry in self.entries()]
+        kernels = [kernel(f"fast/{self.kernel}.cu", entry, self.macros) for entry in self.entries()]
         for k in kernels:
             if self.shared_mem > 48 << 10:
                 k.max_dynamic_shared_size_bytes = self.shared_mem
@@ -130,7 +129,6 @@ class Plan:
 # ------------------------------------------------------------------------------------------------ the table, read
 
 
-@cache
 def largest_cluster() -> int:
     """Blocks in the largest thread-block cluster of this device: 16 on data-center GPUs, 8 on others from 9.0 on, 1 without."""
     capability = int(cp.cuda.Device().compute_capability) if on_gpu else 0
@@ -151,10 +149,11 @@ def plan(w: Way, M: int, N: int, dtype: str, aligned: bool, log: bool = False) -
     macros, grid, threads, shared, parts = _LAUNCH[w.kernel](w, M, pieces, 1 if aligned else 2 * width - 2)
     if w.ahead:
         macros["AHEAD"] = _rounded(w.ahead * 1024 * width // (16 * N))
-    if w.full:
-        macros["BLOCKS"] = 2048 // threads
+    registers = w.registers or (macros["VECTORS"] * width + 32 if w.kernel == "cluster" else 0)
+    if registers:
+        macros["BLOCKS"] = max(1, min(REGISTERS // registers, 2048) // threads)
     macros = tuple(common + [f"-D{name}={value}" for name, value in macros.items()])
-    return Plan(w.kernel, macros, grid, threads, shared, parts, options=w.options)
+    return Plan(w.kernel, macros, grid, threads, shared, parts)
 
 
 def _ceil_div(a: int, b: int) -> int:
@@ -194,7 +193,7 @@ _LAUNCH: dict[str, Callable] = {"warp": _warp, "block": _block, "cluster": _bloc
 
 # ------------------------------------------------------------------------------------------------------- the call
 
-_launches: dict[tuple, Callable] = {}
+_launchers: dict[tuple, Callable] = {}
 
 
 def softmax(x, out=None, log: bool = False):
@@ -207,21 +206,30 @@ def softmax(x, out=None, log: bool = False):
     """
     if not isinstance(x, cp.ndarray):
         raise TypeError(f"x must be a cp array, got {type(x).__name__}: cp.asarray(x) makes one")
-    start = x.data.ptr % 16
+    shape, dtype, start = x.shape, x.dtype, x.data.ptr % 16
+    key = shape, x.strides, dtype, start, log, _device()
     if out is None:
-        out = cp.empty(x.shape, dtype=x.dtype) if start == 0 else _empty_aligned_as(x)
+        out = cp.ndarray(shape, dtype) if start == 0 else _empty_aligned_as(x)
     elif out is not x:
-        _check_out(x, out)
-    key = x.shape, x.strides, x.dtype, start, out.data.ptr % 16, log
-    launch = _launches.get(key)
+        key += _seen(x, out)
+    launch = _launchers.get(key)
     if launch is None:
-        launch = _launches[key] = _launch(x, out, log)
+        launch = _launchers[key] = _planned(x, out, log)
     launch(x, out)
     return out
 
 
-def _launch(x, out, log: bool) -> Callable:
-    """Check `x`, and make a function of (x, out) that launches what the table says."""
+def _seen(x, out) -> tuple:
+    """What a plan must know of `out`; refuses what cannot be told from that."""
+    if not isinstance(out, cp.ndarray):
+        raise TypeError(f"out must be a cp array, got {type(out).__name__}")
+    if 0 < abs(x.data.ptr - out.data.ptr) < x.nbytes:
+        raise ValueError("out overlaps x: rows would be overwritten before they are read; pass out=x, or an array of its own")
+    return out.shape, out.strides, out.dtype, out.data.ptr % 16
+
+
+def _planned(x, out, log: bool) -> Callable:
+    """Check `x` and `out`, and make a function of (x, out) that launches what the table says."""
     name = x.dtype.name
     if name not in WAYS:
         raise TypeError(f"x must be float32, float16 or bfloat16, got {name}: use x.astype(cp.float32)")
@@ -229,47 +237,56 @@ def _launch(x, out, log: bool) -> Callable:
         raise ValueError("x has no axis: softmax goes along the last axis of an array")
     if not x.flags.c_contiguous:
         raise ValueError("x is not contiguous, and a kernel gets only a pointer: use cp.ascontiguousarray(x)")
+    if out.shape != x.shape or out.dtype != x.dtype:
+        raise ValueError(f"out has shape {out.shape} and dtype {out.dtype}; it must be like x, {x.shape} and {x.dtype}")
+    if not out.flags.c_contiguous:
+        raise ValueError("out is not contiguous, and a kernel gets only a pointer")
     M, N = int(np.prod(x.shape[:-1])), x.shape[-1]
     if N > MAX_N or M > 2**31 - 1:
         raise ValueError(f"{M:,} rows of {N:,}: the kernels count rows up to 2,147,483,647 and columns up to {MAX_N:,}; split x")
     if M == 0 or N == 0:
         return lambda x, out: None
     aligned = x.data.ptr % 16 == out.data.ptr % 16 == N * x.itemsize % 16 == 0
-    p = plan(way(M, N, name), M, N, name, aligned, log)
-    grid, block, shared_mem, n = (p.grid,), (p.threads,), p.shared_mem, np.int32(N)
+    return launcher(plan(way(M, N, name), M, N, name, aligned, log), M, N, x.itemsize)
+
+
+def launcher(p: Plan, M: int, N: int, itemsize: int) -> Callable:
+    """A function of (x, out), M rows of N elements each, that launches `p` on the present device and stream."""
     if p.kernel == "split":
-        return _launch_split(p, M, N, x.itemsize)
-    (run,), m = p.compiled(), np.int32(M)
-    return lambda x, out: run(grid, block, (x, out, m, n), shared_mem=shared_mem)
+        return _split_launcher(p, M, N, itemsize)
+    return _ready(p.compiled()[0], p.grid, p.threads, p.shared_mem, M, N)
 
 
-def _launch_split(p: Plan, M: int, N: int, itemsize: int) -> Callable:
+def _split_launcher(p: Plan, M: int, N: int, itemsize: int) -> Callable:
     """Two kernels for as many rows at a time as the second is likely to find in the L2 cache."""
-    states_kernel, write_kernel = p.compiled()
-    block, parts, n, at_once = (p.threads,), np.int32(p.parts), np.int32(N), max(1, L2_SHARE // (N * itemsize))
+    at_once = max(1, L2_SHARE // (N * itemsize))
+    turns = []
+    for first in range(0, M, at_once):
+        rows = min(at_once, M - first)
+        turns.append((slice(first, first + rows), [_ready(k, rows * p.parts, p.threads, 0, p.parts, N) for k in p.compiled()]))
 
     def launch(x, out):
-        for first in range(0, M, at_once):
-            if M > at_once:
-                x_rows, out_rows = x.reshape(M, N)[first:], out.reshape(M, N)[first:]
-            else:
-                x_rows, out_rows = x, out
-            grid = (min(at_once, M - first) * p.parts,)
-            states = cp.empty(2 * grid[0], dtype=np.float32)
-            states_kernel(grid, block, (x_rows, states, parts, n))
-            write_kernel(grid, block, (x_rows, out_rows, states, parts, n))
+        x, out = x.reshape(M, N), out.reshape(M, N)
+        for rows, (states_of, write) in turns:
+            states = cp.ndarray((min(at_once, M) * p.parts, 2), np.float32)
+            states_of(x[rows], states)
+            write(x[rows], out[rows], states)
     return launch
 
 
-def _check_out(x, out) -> None:
-    if not isinstance(out, cp.ndarray):
-        raise TypeError(f"out must be a cp array, got {type(out).__name__}")
-    if out.shape != x.shape or out.dtype != x.dtype:
-        raise ValueError(f"out has shape {out.shape} and dtype {out.dtype}; it must be like x, {x.shape} and {x.dtype}")
-    if not out.flags.c_contiguous:
-        raise ValueError("out is not contiguous, and a kernel gets only a pointer")
-    if 0 < abs(x.data.ptr - out.data.ptr) < x.nbytes:
-        raise ValueError("out overlaps x: rows would be overwritten before they are read; pass out=x, or an array of its own")
+def _ready(k, grid: int, threads: int, shared_mem: int, *sizes: int) -> Callable:
+    """A function of arrays that launches kernel `k` with them and `sizes`.
+
+    On a GPU it begins where RawKernel's own call ends after its look-ups, with the sizes packed beforehand: half the host's time.
+    """
+    if not on_gpu:
+        numbers = tuple(np.int32(n) for n in sizes)
+        return lambda *arrays: k((grid,), (threads,), (*arrays, *numbers), shared_mem=shared_mem)
+    from cupy.cuda.function import CNumpyArray
+
+    launch, all_threads = k.kernel.linear_launch, grid * threads
+    packed = tuple(CNumpyArray(np.array(n, np.int32)) for n in sizes)
+    return lambda *arrays: launch(all_threads, arrays + packed, shared_mem, threads)
 
 
 def _empty_aligned_as(x):

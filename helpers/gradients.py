@@ -51,9 +51,10 @@ class Plan(NamedTuple):
 
 # -------------------------------------------------------------------------------------------- what runs where
 
-_FLOAT = (Way(8_192), Way(32_768, 8, parked=True), Way(65_536, 8, 2, True), Way(131_072, 8, 4, True), Way(262_144, 8, 8, True),
-          Way(16_384))
-_TWO_BYTES = (Way(16_384), Way(65_536, 8, parked=True), Way(131_072, 8, 2, True), Way(262_144, 8, 4, True), Way(32_768))
+_FLOAT = (Way(512), Way(1_024, 1), Way(16_384), Way(32_768, 8, 2, True), Way(65_536, 8, 4, True), Way(262_144, 8, 8, True),
+          Way(32_768, 8, parked=True))
+_TWO_BYTES = (Way(512), Way(2_048, 1), Way(8_192, parked=True), Way(32_768), Way(131_072, 8, 2, True), Way(262_144, 8, 4, True),
+              Way(65_536, 8, parked=True))
 WAYS = {"float32": _FLOAT, "float16": _TWO_BYTES, "bfloat16": _TWO_BYTES, "float64": (Way(2_048, 2),)}
 """The first line that fits is taken; a GPU without clusters, or with less shared memory than a line needs, skips it."""
 
@@ -69,7 +70,7 @@ def plan_backward(M: int, N: int, dtype: str, shared: int = 232_448, clusters: b
     pieces = _ceil_div(N, width)
     for line in (way,) if way else WAYS[dtype]:
         macros = (*MACROS[dtype], f"-DVECTORS={line.vectors}", *["-DPARKED"] * line.parked)
-        if alike and pieces <= 32 * line.vectors and line.cluster == 1 and not line.parked:
+        if alike and N <= line.max_n and pieces <= 32 * line.vectors and line.cluster == 1 and not line.parked:
             lanes = max(8, 2 * width, 1 << (_ceil_div(pieces, line.vectors) - 1).bit_length())
             return Plan("backward/registers.cu", (*macros, f"-DLANES={lanes}"), _ceil_div(M * lanes, 128), 128)
         threads = 32 * _ceil_div(pieces, 32 * line.vectors * line.cluster)
@@ -86,14 +87,18 @@ def plan_two_passes(M: int, N: int, dtype: str) -> Plan:
     return Plan("backward/two_passes.cu", MACROS[dtype], M, min(1024, 32 * _ceil_div(pieces, 32)))
 
 
-def plan_cross_entropy(M: int, N: int, dtype: str, backward: bool, threads: int = 256, loads: int = 4) -> Plan:
-    """The launch of a cross-entropy kernel: `loads` pieces of 16 bytes at a time for each of at most `threads` threads."""
-    pieces = _ceil_div(N, 16 // np.dtype(numpy_type(dtype)).itemsize)
+def plan_cross_entropy(M: int, N: int, dtype: str, backward: bool, threads: int | None = None, loads: int | None = None) -> Plan:
+    """The launch of a cross-entropy kernel: `loads` pieces of 16 bytes at a time for each of at most `threads` threads.
+
+    Forward, a thread takes two such batches where it can: one is under way while the other is summed.
+    """
+    pieces, loads = _ceil_div(N, 16 // np.dtype(numpy_type(dtype)).itemsize), loads or (2 if dtype == "float64" else 4)
+    each = loads if backward else 2 * loads
     macros = (*MACROS[dtype], f"-DLOADS={loads}")
-    if pieces <= 32 * loads:
-        lanes = min(32, max(8, 1 << (_ceil_div(pieces, loads) - 1).bit_length()))
+    if pieces <= 32 * each:
+        lanes = min(32, max(8, 1 << (_ceil_div(pieces, each) - 1).bit_length()))
         return Plan("backward/cross_entropy.cu", (*macros, f"-DLANES={lanes}"), _ceil_div(M * lanes, 128), 128)
-    threads = min(threads, 32 * _ceil_div(pieces, 32 * loads))
+    threads = min(threads or (128 if backward else 1024), 32 * _ceil_div(pieces, 32 * each))
     return Plan("backward/cross_entropy.cu", macros, M * (_ceil_div(pieces, loads * threads) if backward else 1), threads)
 
 
@@ -120,7 +125,9 @@ def prepare(entry: str, *arrays, ignore_index: int = IGNORED, plan: Plan | None 
         rows = [a for a in arrays if a.shape == first.shape and a.dtype == first.dtype]
         alike = len({a.data.ptr % 16 for a in rows}) == 1
         plan = plan or plan_backward(M, N, dtype, *_abilities(first), alike)
-    kernel = _kernel(_home(first), plan.file, entry, plan.macros, plan.shared_mem)
+    kernel = _kernel(_home(first), plan.file, entry, plan.macros)
+    if plan.shared_mem > max(48 << 10, kernel.max_dynamic_shared_size_bytes):
+        kernel.max_dynamic_shared_size_bytes = plan.shared_mem  # never less: launches made before share the kernel
     return ReadyLaunch(kernel, (plan.grid,), (plan.threads,), (*arrays, *sizes), plan.shared_mem)
 
 
@@ -130,11 +137,8 @@ def _home(array):
 
 
 @cache
-def _kernel(home, file: str, entry: str, macros: tuple[str, ...], shared_mem: int):
-    kernel = home.RawKernel(load(file), entry, options=("-std=c++17", *macros))
-    if shared_mem > 48 << 10:
-        kernel.max_dynamic_shared_size_bytes = shared_mem
-    return kernel
+def _kernel(home, file: str, entry: str, macros: tuple[str, ...]):
+    return home.RawKernel(load(file), entry, options=("-std=c++17", *macros))
 
 
 @cache
@@ -232,7 +236,7 @@ def cross_entropy_forward(x, targets, ignore_index: int = IGNORED):
 def cross_entropy_backward(x, states, targets, scales, ignore_index: int = IGNORED, out=None):
     """dx = (p - onehot) * scale for every row, p = exp(x - m) / d; scales [M] is the gradient of each loss.
 
-    `out=x` overwrites the logits, which saves the memory for dx.  Ignored rows and all -inf rows get 0, and are not read.
+    `out=x` overwrites the logits, which saves the memory for dx.  Ignored rows and all -inf rows get 0.
     """
     _check_row("x", x)
     M, N = x.shape

@@ -103,7 +103,6 @@ def _quack(x, dy, y, targets, scales, nbytes) -> list:
     except Exception as error:  # a peer that does not run is left out, and that is said
         print(f"QuACK is left out: {type(error).__name__}: {str(error)[:200]}")
         return []
-    return []
     return [
         ("quack_softmax_backward", True, 3 * nbytes, lambda: softmax.softmax_bwd(dy, y)),
         ("quack_cross_entropy", True, nbytes, lambda: losses.cross_entropy_fwd(x, targets, return_lse=True)),

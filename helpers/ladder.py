@@ -34,7 +34,8 @@ class Step:
     `launch(M, N)` gives the launch of a softmax step, `launch(BH, Sq, Sk, D)` that of an attention step.  `reads` and
     `writes` are loads and stores of global memory per element of the row (softmax steps).  `chain(N)` is the longest
     chain of roundings behind a normalizer: its relative error is at most about `chain(N) / 2**24`.  `options(N)` are the
-    compiler's options for rows of N, `max_n` is the longest row, and `instead` what to do with a longer one.
+    compiler's options for rows of N (`options(D)` those of an attention step), `dtypes` its types of numbers, `max_n` is the
+    longest row, and `instead` what to do with a longer one.
     """
 
     key: str
@@ -48,6 +49,7 @@ class Step:
     writes: int | None = None
     chain: Callable[[int], int] | None = None
     options: Callable[[int], tuple[str, ...]] = lambda N: ()
+    dtypes: tuple[str, ...] = ("float32",)
     max_n: int = MAX_N
     instead: str = "split the row and merge the states (notebook 04)"
 
@@ -69,10 +71,10 @@ def _thread_per_row(M: int, N: int) -> Launch:
 
 
 def _block_per_row(M: int, N: int) -> Launch:
-    return Launch((M,), (_threads_for(N),))
+    return Launch((M,), (threads_for(N),))
 
 
-def _threads_for(N: int) -> int:
+def threads_for(N: int) -> int:
     """A power of two: a thread an element from 32 to 256, and 1024 threads above 8,192 elements."""
     if N <= 256:
         return max(32, 1 << (N - 1).bit_length())
@@ -125,11 +127,35 @@ def _naive_scores(BH: int, Sq: int, Sk: int, D: int) -> Launch:
     return Launch((_ceil_div(Sk, 32), _ceil_div(Sq, 8), BH), (32, 8))
 
 
+def _mma(BH: int, Sq: int, Sk: int, D: int) -> Launch:
+    return Launch((_ceil_div(Sq, 64), BH), (128,))
+
+
+def _row_bytes(D: int) -> int:
+    """Bytes that a row of a swizzled tile takes (tile.h)."""
+    return 2 * (32 if D <= 32 else 64 if D <= 64 else 128)
+
+
+def _mma_pipeline(BH: int, Sq: int, Sk: int, D: int) -> Launch:
+    return Launch((_ceil_div(Sq, 64), BH), (128,), 4 * 64 * _row_bytes(D))
+
+
+def _keys(D: int) -> int:
+    """Keys in a tile of mma_bands.cu: as many as the registers hold beside two bands."""
+    return 128 if D <= 64 else 64
+
+
+def _mma_bands(BH: int, Sq: int, Sk: int, D: int) -> Launch:
+    return Launch((BH, _ceil_div(Sq, 128)), (128,), (4 * _keys(D) + 128) * _row_bytes(D))
+
+
 # ------------------------------------------------------------------------------------------------ catalogue
 
 _SOFTMAX_LIMITS = f"float32, contiguous, N up to {MAX_N:,}"
 _TILED_LIMITS = (f"float32, contiguous, B*H up to {MAX_BH:,}, "
                   "D up to 256, a multiple of 4 (above 64 of 8, above 128 of 16)")
+_MMA_LIMITS = f"float16 or bfloat16, contiguous, B*H up to {MAX_BH:,}, D = 32, 48, … 128; compute capability 8.0"
+_TWO_BYTES = ("float16", "bfloat16")
 
 STEPS: dict[str, Step] = {step.key: step for step in (
     Step("safe_v0", "safe/v0_thread_per_row.cu", "softmax_safe_v0", "Safe V0: one thread a row",
@@ -137,10 +163,10 @@ STEPS: dict[str, Step] = {step.key: step for step in (
          chain=lambda N: 8),
     Step("safe_v1", "safe/v1_block.cu", "softmax_safe_v1", "Safe V1: one block a row",
          "coalesced reads; trees in shared memory for the maximum and the sum", _block_per_row, _SOFTMAX_LIMITS,
-         reads=3, writes=1, chain=lambda N: _ceil_div(N, _threads_for(N)) + _threads_for(N).bit_length() + 8),
+         reads=3, writes=1, chain=lambda N: _ceil_div(N, threads_for(N)) + threads_for(N).bit_length() + 8),
     Step("safe_v2", "safe/v2_warp_shuffle.cu", "softmax_safe_v2", "Safe V2: warp shuffles",
          "shuffles instead of trees in shared memory", _block_per_row, _SOFTMAX_LIMITS, reads=3, writes=1,
-         chain=lambda N: _ceil_div(N, _threads_for(N)) + 18),
+         chain=lambda N: _ceil_div(N, threads_for(N)) + 18),
     Step("safe_v3", "safe/v3_float4.cu", "softmax_safe_v3", "Safe V3: float4",
          "16-byte loads and stores", _vectors_per_row, _SOFTMAX_LIMITS, reads=3, writes=1,
          chain=lambda N: _ceil_div(N, 4 * _threads_for_vectors(N)) + 21),
@@ -152,7 +178,7 @@ STEPS: dict[str, Step] = {step.key: step for step in (
          chain=lambda N: N + 8),
     Step("online_v1", "online/v1_block.cu", "softmax_online_v1", "Online V1: one block a row",
          "coalesced reads; states merge through shuffles", _block_per_row, _SOFTMAX_LIMITS, reads=2, writes=1,
-         chain=lambda N: 4 * _ceil_div(N, _threads_for(N)) + 25),
+         chain=lambda N: 4 * _ceil_div(N, threads_for(N)) + 25),
     Step("online_v2", "online/v2_float4.cu", "softmax_online_v2", "Online V2: float4",
          "16-byte loads and stores", _vectors_per_row, _SOFTMAX_LIMITS, reads=2, writes=1,
          chain=lambda N: 5 * _ceil_div(N, 4 * _threads_for_vectors(N)) + 25),
@@ -166,7 +192,7 @@ STEPS: dict[str, Step] = {step.key: step for step in (
          chain=lambda N: 5 * _ceil_div(N, 4 * _threads_for_vectors(N)) + 25),
     Step("online_v1_branch", "online/v1_branch.cu", "softmax_online_v1_branch", "Online V1 with a branch",
          "rescaling only when the maximum changes, for comparison", _block_per_row, _SOFTMAX_LIMITS, reads=2, writes=1,
-         chain=lambda N: 4 * _ceil_div(N, _threads_for(N)) + 25),
+         chain=lambda N: 4 * _ceil_div(N, threads_for(N)) + 25),
     Step("attention_naive", "attention/naive.cu", "attention_scores", "Attention in three kernels",
          "scores, softmax and weighted sum, with the score matrix in memory", _naive_scores,
          f"float32, contiguous, B*H up to {MAX_BH:,}, Sq up to {MAX_NAIVE_SQ:,}, D up to 1,024, "
@@ -176,6 +202,17 @@ STEPS: dict[str, Step] = {step.key: step for step in (
     Step("attention_tiled_normalized", "attention/tiled_normalized.cu", "attention_tiled_normalized",
          "Tiled attention, normalised after every tile", "the articles' update of O, for comparison",
          _tiled, _TILED_LIMITS),
+    Step("attention_mma", "attention/mma.cu", "attention_mma", "Tensor cores",
+         "mma.sync for both products; S and P stay in registers", _mma, _MMA_LIMITS, dtypes=_TWO_BYTES),
+    Step("attention_mma_swizzle", "attention/mma_swizzle.cu", "attention_mma_swizzle", "Swizzled tiles, matrix loads",
+         "ldmatrix reads 8 rows from 32 different banks", _mma, _MMA_LIMITS, dtypes=_TWO_BYTES),
+    Step("attention_mma_pipeline", "attention/mma_pipeline.cu", "attention_mma_pipeline", "The next tile under way",
+         "cp.async into a second pair of tiles; one barrier a tile", _mma_pipeline, _MMA_LIMITS, dtypes=_TWO_BYTES),
+    Step("attention_mma_lean", "attention/mma_lean.cu", "attention_mma_lean", "Fewer instructions between the products",
+         "powers of two; masks and rescaling only where needed", _mma_pipeline, _MMA_LIMITS, dtypes=_TWO_BYTES),
+    Step("attention_mma_bands", "attention/mma_bands.cu", "attention_mma_bands", "Two bands a warp",
+         "what comes from shared memory serves two mma; heavy blocks first", _mma_bands, _MMA_LIMITS, dtypes=_TWO_BYTES,
+         options=lambda D: (f"-DKEYS={_keys(D)}",)),
 )}
 
 
@@ -195,11 +232,12 @@ def kernel(file: str, entry: str, options: tuple[str, ...] = ()):
 # ---------------------------------------------------------------------------------------------------- calls
 
 
-def _check_array(name: str, array, ndims: tuple[int, ...], shape: str) -> None:
+def check_array(name: str, array, ndims: tuple[int, ...], shape: str, dtypes: tuple[str, ...] = ("float32",)) -> None:
+    """Raise TypeError or ValueError, which says what to do, unless `array` is a contiguous cp array of these dimensions and dtypes."""
     if not isinstance(array, cp.ndarray):
         raise TypeError(f"{name} must be a cp array, got {type(array).__name__}: cp.asarray({name}) makes one")
-    if array.dtype != np.float32:
-        raise TypeError(f"{name} must be float32, got {array.dtype}: use {name}.astype(cp.float32)")
+    if array.dtype.name not in dtypes:
+        raise TypeError(f"{name} must be {' or '.join(dtypes)}, got {array.dtype}: use {name}.astype(...)")
     if array.ndim not in ndims:
         raise ValueError(f"{name} must have shape {shape}, got {tuple(array.shape)}: reshape it")
     if not array.flags.c_contiguous:
@@ -213,7 +251,7 @@ def softmax(x, step: str = "safe_v1"):
     M = 0 or N = 0 gives an empty result without a launch.  Raises TypeError or ValueError that names the limit.
     """
     chosen = _step(step, ("safe", "online"))
-    _check_array("x", x, (2,), "[M, N]")
+    check_array("x", x, (2,), "[M, N]")
     M, N = x.shape
     if N > min(chosen.max_n, MAX_N):
         raise ValueError(f"N = {N:,} is above {min(chosen.max_n, MAX_N):,}, the limit of {step}: {chosen.instead}")
@@ -223,57 +261,3 @@ def softmax(x, step: str = "safe_v1"):
         run = kernel(chosen.file, chosen.entry, chosen.options(N))
         run(launch.grid, launch.block, (x, y, np.int32(M), np.int32(N)), shared_mem=launch.shared_mem)
     return y
-
-
-def attention(q, k, v, step: str = "attention_tiled", causal: bool = False, scale: float | None = None):
-    """softmax(scale * q k^T) v by one step of the ladder: (o, lse), like `reference.attention`.
-
-    q is [..., Sq, D], k and v are [..., Sk, D], contiguous float32 cp arrays of three or four dimensions; o has the
-    shape of q, lse that of q without D.  `scale` defaults to 1/sqrt(D).  `causal`: query i sees key j if and only if
-    j <= i + Sk - Sq.  A query that sees no key (all of them when Sk = 0) gets o = 0 and lse = -inf.  Raises TypeError
-    or ValueError that names the limit.
-    """
-    chosen = _step(step, ("attention",))
-    for name, array in (("q", q), ("k", k), ("v", v)):
-        _check_array(name, array, (3, 4), "[B, H, S, D] or [B*H, S, D]")
-    *batch, Sq, D = q.shape
-    Sk, BH = k.shape[-2], int(np.prod(batch))
-    if k.shape != v.shape or (*k.shape[:-2], k.shape[-1]) != (*batch, D):
-        raise ValueError(f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not fit: "
-                         "k and v must have one shape, and share all of q's sizes but the length")
-    _check_attention_limits(step, BH, Sq, D)
-    o = cp.empty(q.shape, dtype=np.float32)
-    lse = cp.empty(q.shape[:-1], dtype=np.float32)
-    if BH == 0 or Sq == 0 or D == 0:
-        return o, lse
-    if Sk == 0:
-        o.fill(0)
-        lse.fill(-np.inf)
-        return o, lse
-    sizes = np.int32(Sq), np.int32(Sk)
-    mask_and_scale = np.int32(causal), np.float32(D ** -0.5 if scale is None else scale)
-    launch, options = chosen.launch(BH, Sq, Sk, D), (f"-DD={D}",)
-    first = kernel(chosen.file, chosen.entry, options)
-    if step == "attention_naive":
-        s = cp.empty((BH, Sq, Sk), dtype=np.float32)
-        first(launch.grid, launch.block, (q, k, s, *sizes, *mask_and_scale))
-        kernel(chosen.file, "attention_softmax", options)((BH * Sq,), (_threads_for(Sk),), (s, lse, np.int32(Sk)))
-        kernel(chosen.file, "attention_output", options)((Sq, BH), (D,), (s, v, o, *sizes))
-    else:
-        first(launch.grid, launch.block, (q, k, v, o, lse, *sizes, *mask_and_scale), shared_mem=launch.shared_mem)
-    return o, lse
-
-
-def _check_attention_limits(step: str, BH: int, Sq: int, D: int) -> None:
-    if BH > MAX_BH:
-        raise ValueError(f"B*H = {BH:,} is above {MAX_BH:,}, the largest grid.y: call attention for parts of the batch")
-    if step == "attention_naive":
-        if D > 1024:
-            raise ValueError(f"D = {D:,} is above 1,024, the most threads of a block: use reference.attention")
-        if Sq > MAX_NAIVE_SQ:
-            raise ValueError(f"Sq = {Sq:,} is above {MAX_NAIVE_SQ:,}, the limit of {step}: use step='attention_tiled'")
-    elif D > 256:
-        raise ValueError(f"D = {D} is above 256, the limit of {step}: use step='attention_naive'")
-    elif D % (4 * lanes_per_query(D)):
-        raise ValueError(f"D = {D} is not a multiple of {4 * lanes_per_query(D)}, as {step} needs it: pad q, k and v "
-                         "with zero columns and pass scale=1/sqrt(the true D), or use step='attention_naive'")

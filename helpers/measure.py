@@ -88,27 +88,33 @@ class Timing(NamedTuple):
     repeats: int
 
 
-def time_us(function, *, repeats: int = 50, warmup: int = 5, flush_l2: bool = True) -> Timing:
+def time_us(function, *, repeats: int = 50, warmup: int = 5, flush_l2=True) -> Timing:
     """Time `function()` on the GPU with events, each call by itself.
 
     Between calls a buffer larger than the L2 cache is written, so that a call finds its input in device memory and not in
-    the cache; data should be random, never zeros.  Raises on the CPU device, whose times say nothing about a GPU.
+    the cache; `flush_l2` may also be a function that empties the cache in its own way.  Data should be random, never zeros.
+    Raises on the CPU device, whose times say nothing about a GPU.
     """
     if not on_gpu:
         raise RuntimeError("times are measured on a GPU; without one, use record(topic) for the recorded results")
-    scratch = cp.empty(256 << 20, dtype=cp.uint8) if flush_l2 else None
+    flush = flush_l2 if callable(flush_l2) else _write_past_the_l2() if flush_l2 else None
     for _ in range(warmup):
         function()
     events = [(cp.cuda.Event(), cp.cuda.Event()) for _ in range(repeats)]
     for start, end in events:
-        if flush_l2:
-            scratch.fill(1)
+        if flush:
+            flush()
         start.record()
         function()
         end.record()
     cp.cuda.Device().synchronize()
     times = np.array([cp.cuda.get_elapsed_time(s, e) * 1e3 for s, e in events])
     return Timing(float(np.median(times)), float(np.percentile(times, 10)), float(np.percentile(times, 90)), repeats)
+
+
+def _write_past_the_l2():
+    scratch = cp.empty(256 << 20, dtype=cp.uint8)
+    return lambda: scratch.fill(1)
 
 
 def tbs(nbytes: int, us: float) -> float:

@@ -153,16 +153,26 @@ def visible(sq: int, sk: int) -> np.ndarray:
     return np.arange(sk)[None, :] <= np.arange(sq)[:, None] + sk - sq
 
 
-def attention(q, k, v, causal: bool = False, scale: float | None = None) -> tuple[np.ndarray, np.ndarray]:
+def attention(
+    q, k, v, causal: bool = False, scale: float | None = None, window: int | None = None, bias=0.0
+) -> tuple[np.ndarray, np.ndarray]:
     """Dense attention in float64: q [..., sq, D], k and v [..., sk, D] -> (O [..., sq, D], LSE [..., sq]).
 
-    `scale` defaults to 1/sqrt(D).  A query that sees no key gets O = 0 and LSE = -inf.
+    `scale` defaults to 1/sqrt(D).  A query that sees no key gets O = 0 and LSE = -inf.  With `window`, query i sees only keys
+    less than `window` away from key i + sk - sq.  `bias`, which broadcasts to [..., sq, sk], is added to the scaled scores.
+    Where q has more heads (axis -3) than k and v, neighbouring heads of q share one.
     """
     q, k, v = (np.asarray(t, dtype=np.float64) for t in (q, k, v))
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    scores = scale * q @ np.swapaxes(k, -1, -2)
+    if q.ndim > 2 and q.shape[-3] != k.shape[-3]:
+        k, v = (np.repeat(t, q.shape[-3] // t.shape[-3], axis=-3) for t in (k, v))
+    with np.errstate(invalid="ignore"):
+        scores = scale * (q @ np.swapaxes(k, -1, -2)) + bias
     if causal:
         scores = np.where(visible(q.shape[-2], k.shape[-2]), scores, NEG_INF)
+    if window is not None:
+        diagonal = np.arange(q.shape[-2])[:, None] + k.shape[-2] - q.shape[-2]
+        scores = np.where(np.abs(diagonal - np.arange(k.shape[-2])) < window, scores, NEG_INF)
     row_lse = lse(scores, axis=-1)
     finite = np.where(row_lse == NEG_INF, 0.0, row_lse)
     with np.errstate(invalid="ignore"):

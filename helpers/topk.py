@@ -42,28 +42,35 @@ def plan(M: int, N: int, k: int, dtype="float32", variant: str = "auto", aligned
     types, width = TYPES[str(dtype)], 16 // np.dtype(numpy_type(dtype)).itemsize
     if variant == "auto" and (short := _short(M, N, k, types, width, aligned)):
         return short
-    loads = 16 // width  # 16 logits a lane and step
+    loads = 16 // width  # 16 logits a lane and step, which is what the splitting of rows is reckoned with
     steps = -(-(N + width - 1) // (32 * loads * width))
     warps = max(1, min(_warps_wanted() // M, steps))
     per_block = min(8, 1 << (warps - 1).bit_length())
-    options = (*types, f"-DK={k}", f"-DWARPS={per_block}", f"-DLOADS={loads}")
+    file = {"safe_fused": "safe_fused.cu", "whole": "online_whole.cu"}.get(variant, "topk.cu" if variant in SEPARATE else "online_fused.cu")
+    rows = 1
+    if per_block == 1:  # a warp a row: of 16-bit logits, 32 a lane and step
+        loads, rows = 4, 1 if width == 8 else 8 if file == "online_fused.cu" else 4
+    options = (*types, f"-DK={k}", f"-DWARPS={per_block}", f"-DROWS={rows}", f"-DLOADS={loads}")
     splits = -(-min(warps, steps) // per_block)
     if variant == "auto" and splits > 1:
         return Plan("split_rows.cu", options, (splits, M), (32 * per_block,), splits)
-    file = {"safe_fused": "safe_fused.cu", "whole": "online_whole.cu"}.get(variant, "topk.cu" if variant in SEPARATE else "online_fused.cu")
-    rows = 4 if per_block == 1 else 1
     return Plan(file, options, (-(-M // rows),), (32 * per_block * rows,))
 
 
 def _short(M: int, N: int, k: int, types, width: int, aligned: bool) -> Plan | None:
-    """Rows that 16 or 32 lanes hold in registers, 32 logits a lane at most."""
-    group = 16 if k <= 8 and N <= 256 else 32
-    reach = N if aligned and N % width == 0 else N + width - 1
+    """Rows that 8, 16 or 32 lanes hold in registers, 32 logits a lane at most."""
+    whole = aligned and N % width == 0
+    reach = N if whole else N + width - 1
+    network = width == 8 and k <= 8 and reach <= 256
+    group = 8 if network else 16 if k <= 8 and N <= 256 else 32
     loads = 1 << (-(-reach // (group * width)) - 1).bit_length()
     if k > 16 or loads * width > 32:
         return None
-    options = (*types, f"-DK={k}", f"-DGROUP={group}", f"-DLOADS={loads}")
-    return Plan("short_rows.cu", options, (-(-M * group // SHORT_THREADS),), (SHORT_THREADS,))
+    options = (*types, f"-DK={k}", f"-DLOADS={loads}")
+    grid = (-(-M * group // SHORT_THREADS),)
+    if network:
+        return Plan("network.cu", options + ("-DWHOLE",) * (whole and N == group * loads * width), grid, (SHORT_THREADS,))
+    return Plan("short_rows.cu", (*options, f"-DGROUP={group}"), grid, (SHORT_THREADS,))
 
 
 @cache
@@ -143,7 +150,8 @@ def launches(x, p, indices, lse, temperature: float = 1.0, variant: str = "auto"
                 launch("softmax_topk_merge", keys, states, p, indices, lse, np.int32(chosen.splits), inverse, grid=(M,))]
     if chosen.file == "online_whole.cu":
         return [launch("softmax_topk_whole", x, y, p, indices, lse, rows, sizes, inverse)]
-    entry = {"short_rows.cu": "softmax_topk_short", "safe_fused.cu": "softmax_topk_safe"}.get(chosen.file, "softmax_topk_online")
+    entry = {"short_rows.cu": "softmax_topk_short", "network.cu": "softmax_topk_network",
+             "safe_fused.cu": "softmax_topk_safe"}.get(chosen.file, "softmax_topk_online")
     return [launch(entry, x, p, indices, lse, rows, sizes, inverse)]
 
 

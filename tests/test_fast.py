@@ -131,7 +131,7 @@ def test_vocabularies(dtype, N):
 @every_dtype
 @pytest.mark.parametrize("N", [33_000, 65_536, 100_001, 131_072, 151_936, 262_144, 262_145, 400_000, 1_000_000])
 def test_long_rows_on_clusters(dtype, N):
-    for M in (1, 3, 70, 300):
+    for M in (1, 3, 70, 300) if N <= 262_145 else (1, 3, 70):
         x = (5 * rng(N, M).normal(size=(M, N))).astype(DTYPES[dtype])
         rows = special_rows(N, DTYPES[dtype])
         x[: M // 2] = rows[np.arange(M // 2) % len(rows)]
@@ -192,7 +192,7 @@ def test_empty_result_without_a_launch(shape, monkeypatch):
 def test_rows_that_do_not_fit_the_cache_are_split_in_turns(monkeypatch):
     monkeypatch.setattr(fast, "L2_SHARE", 3 * 70_000 * 4)
     monkeypatch.setattr(fast, "WAYS", {"float32": (Way(MAX_N, "split", vectors=4, threads=512),)})
-    monkeypatch.setattr(fast, "_launches", {})
+    monkeypatch.setattr(fast, "_launchers", {})
     x = rng(3).normal(size=(7, 70_000)).astype(np.float32)
     assert right(cp.asnumpy(fast.softmax(cp.asarray(x))), x)
 
@@ -237,8 +237,25 @@ def test_a_row_too_long_is_refused(monkeypatch):
 def test_the_same_shape_is_planned_once(monkeypatch):
     x = ones(3, 123)
     fast.softmax(x)
-    monkeypatch.setattr(fast, "_launch", lambda *_: pytest.fail("planned again"))
+    monkeypatch.setattr(fast, "_planned", lambda *_: pytest.fail("planned again"))
     fast.softmax(x)
+
+
+def test_each_device_has_plans_of_its_own(monkeypatch):
+    x, planned = ones(3, 124), []
+    plan = fast._planned
+    monkeypatch.setattr(fast, "_planned", lambda *args: planned.append(args) or plan(*args))
+    for device in (7, 8, 7):
+        monkeypatch.setattr(fast, "_device", lambda device=device: device)
+        fast.softmax(x)
+    assert len(planned) == 2
+
+
+def test_another_view_of_the_same_memory_is_in_place():
+    X = rng(6).normal(size=(4, 300)).astype(np.float32)
+    x = cp.asarray(X)
+    fast.softmax(x, out=x.reshape(4, 300))
+    assert right(cp.asnumpy(x), X)
 
 
 # ------------------------------------------------------------------------------------------------ the table
@@ -347,8 +364,8 @@ def plans(arch: str):
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
 def test_the_table_compiles_without_spills(arch):
     pytest.importorskip("cuda.bindings.nvrtc", reason="needs the test packages cuda-bindings and nvidia-cuda-nvrtc")
-    for key, p in {(p.kernel, p.macros, p.options): p for p in plans(arch)}.items():
-        log = ptxas_report(load(f"fast/{p.kernel}.cu"), arch, [*p.macros, *p.options])
+    for key, p in {(p.kernel, p.macros): p for p in plans(arch)}.items():
+        log = ptxas_report(load(f"fast/{p.kernel}.cu"), arch, [*p.macros])
         registers, spilled = re.findall(r"Used (\d+) registers", log), re.findall(r"(\d+) bytes spill stores", log)
         assert len(registers) == len(p.entries()), log
         assert all(n == "0" for n in spilled), (key, log)

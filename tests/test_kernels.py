@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from helpers import cpu_device, ladder, reference, snippets
+from helpers.attention import attention
 from helpers.device import cp, on_gpu
 from helpers.ladder import STEPS
 from helpers.measure import count
@@ -20,7 +21,7 @@ SOFTMAX = [key for key in STEPS if not key.startswith("attention")]
 BY_THREAD = ["safe_v0", "online_v0"]                        # a thread a row: blocks of any size
 BY_SHUFFLE = [key for key in SOFTMAX if key not in (*BY_THREAD, "safe_v1")]     # blocks of 32, 64, ... threads
 BY_VECTOR = ["safe_v3", "safe_v4", "online_v2", "online_v3", "online_v4"]
-ATTENTION = [key for key in STEPS if key.startswith("attention")]
+ATTENTION = [key for key in STEPS if key.startswith("attention") and STEPS[key].dtypes == ("float32",)]
 every_softmax = pytest.mark.parametrize("step", SOFTMAX)
 every_attention = pytest.mark.parametrize("step", ATTENTION)
 
@@ -330,7 +331,7 @@ def unfused_float32(q, k, v, causal):
 
 
 def attend(step, q, k, v, causal=False):
-    """One launch through `ladder.attention`, with memory that held NaN; (o, lse) as NumPy arrays."""
+    """One launch through `attention`, with memory that held NaN; (o, lse) as NumPy arrays."""
     empty = cp.empty
 
     def nan_filled(shape, dtype):
@@ -341,7 +342,7 @@ def attend(step, q, k, v, causal=False):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cp, "empty", nan_filled)
         arrays = (cp.asarray(np.ascontiguousarray(t, dtype=np.float32)) for t in (q, k, v))
-        o, lse = ladder.attention(*arrays, step, causal)
+        o, lse = attention(*arrays, step, causal)
     return cp.asnumpy(o), cp.asnumpy(lse)
 
 
@@ -459,7 +460,7 @@ def test_no_keys_no_queries_no_heads(step, monkeypatch):
 
 def test_four_dimensions_and_a_scale():
     q, k, v = (t.astype(np.float32).reshape(1, 2, -1, 16) for t in qkv(18, 12, 40, 16))
-    o, lse = ladder.attention(*map(cp.asarray, (q, k, v)), scale=0.5)
+    o, lse = attention(*map(cp.asarray, (q, k, v)), scale=0.5)
     expected, expected_lse = reference.attention(q, k, v, scale=0.5)
     assert reference.agrees(cp.asnumpy(o), expected, atol=1e-5, rtol=INF)
     assert reference.agrees(cp.asnumpy(lse), expected_lse, atol=1e-5, rtol=INF)
@@ -489,7 +490,7 @@ REFUSED_ATTENTION = {
 def test_attention_refuses(name):
     make, step, error, words = REFUSED_ATTENTION[name]
     with pytest.raises(error, match=words):
-        ladder.attention(*make(), step)
+        attention(*make(), step)
 
 
 # -------------------------------------------------------------------------------------------- catalogue

@@ -5,6 +5,7 @@ Outputs are prefilled with NaN and -1, nothing may be written behind them, and `
 
 import re
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -124,6 +125,41 @@ def test_every_16_bit_number():
         assert_right(rows, 64, online(len(rows), 64, 1, loads=1, options=options))
 
 
+KINDS = {"float16": np.float16, "bfloat16": bfloat16}
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+def test_the_network_at_every_n(dtype):
+    for N in (*range(1, 250), 256):
+        k, shift = min(N, (1, 2, 3, 5, 8)[N % 5]), N * 3 % 8 if N <= 249 else 0
+        assert plan(7, N, k, dtype, aligned=shift == 0).file == "network.cu"
+        assert_right(np.round(2 * rng(13, N).normal(size=(7, N)), 1).astype(KINDS[dtype]), k, shift=shift)
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+def test_the_network_on_special_rows(dtype):
+    limits = ml_dtypes.finfo(KINDS[dtype])
+    values = np.array([NAN, -NAN, INF, -INF, 0.0, -0.0, 1, -1, float(limits.max), float(limits.min), float(limits.smallest_subnormal)])
+    for seed, N in enumerate((5, 8, 77, 128, 201, 256) * 4):
+        few = rng(14, seed).choice(values, size=rng(15, seed).integers(1, 5))
+        x = rng(16, seed).choice(few, size=(40, N)).astype(KINDS[dtype])
+        assert_right(x, 5)
+        x = np.where(rng(17, seed).random((40, N)) < 0.9, -INF, x.astype(np.float32)).astype(KINDS[dtype])
+        _, indices, _ = run(x, 5)
+        assert ((0 <= indices) & (indices < N)).all() and all(len(set(row)) == 5 for row in indices.tolist())
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_counted_traffic_of_the_network(seed):
+    M, N, k = 21, 200, 5
+    x = cp.asarray(rng(18).normal(size=(M, N)).astype(bfloat16))
+    outputs = topk.results(M, k)
+    launch, = topk.launches(x, *outputs)
+    counters = launch.count(outputs=outputs, seed=seed)
+    assert counters.loads.bytes == 2 * M * N and counters.stores.bytes == M * (8 * k + 4) and counters.shared_loads.bytes == 0
+    assert "1 read" in ladder.load("topk/network.cu")
+
+
 SPECIAL = {
     "some -inf": [-INF, 1, -INF, 2, -INF, -INF, 0],
     "one finite among -inf": [-INF] * 70 + [-5] + [-INF] * 70,
@@ -228,6 +264,9 @@ def test_the_plan_reaches_every_shape():
                     if chosen.file == "short_rows.cu":
                         lanes = int(macros["GROUP"])
                         assert k <= lanes and N <= lanes * int(macros["LOADS"]) * width and chosen.grid[0] * 128 >= M * lanes
+                    elif chosen.file == "network.cu":
+                        assert k <= 8 and N <= 8 * int(macros["LOADS"]) * width and chosen.grid[0] * 128 >= M * 8 and width == 8
+                        assert ("-DWHOLE" in chosen.options) == (N == 8 * int(macros["LOADS"]) * width)
                     elif chosen.splits > 1:
                         assert chosen.grid == (chosen.splits, M) and M < 65_536
                     else:

@@ -13,6 +13,8 @@ SHAPES = {  # (M, N, k, dtype, variant): one for every kernel, with the options 
     "short rows": (65_536, 256, 8, "float32", "auto"),
     "short rows, 32 lanes": (65_536, 1024, 16, "float32", "auto"),
     "short rows, bf16": (65_536, 512, 8, "bfloat16", "auto"),
+    "network": (65_536, 256, 8, "bfloat16", "auto"),
+    "network, not filled": (65_536, 200, 5, "float16", "auto"),
     "one warp a row": (8192, 4096, 8, "float32", "auto"),
     "one warp a row, k = 64": (8192, 4096, 64, "float32", "auto"),
     "eight warps a row": (512, 128_256, 64, "float32", "auto"),

@@ -1,6 +1,7 @@
 """Read what Nsight Compute counts for every kernel of the course, and write it as a record beside the timings.
 
     python tools/profile_counters.py            # profiles itself with ncu and writes helpers/data/results/…-ncu.json
+    python tools/profile_counters.py --attention            # the fused attention steps: what explains their times; …-attention-ncu.json
     compute-sanitizer --tool racecheck python tools/profile_counters.py --launch --small    # the same launches, sanitized
 
 The CPU device must count the same requests, sectors and instructions; tests/test_counters.py holds the two together.
@@ -16,9 +17,10 @@ import sys
 
 import numpy as np
 
+from helpers.attention import attention
 from helpers.bench import write
 from helpers.device import cp
-from helpers.ladder import STEPS, attention, softmax
+from helpers.ladder import STEPS, numpy_type, softmax
 
 SMALL = [(8, 4096), (64, 8192), (37, 1001)]     # compared with the CPU device, one odd size among them
 LARGE = [(2**27 // N, N) for N in (1024, 8192, 65536)]  # several times the L2 cache: what reaches device memory
@@ -48,11 +50,35 @@ METRICS = {
     "time_ns": "gpu__time_duration.sum",
 }
 
+STALLED = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
+STALLS = ("barrier", "dispatch_stall", "drain", "lg_throttle", "long_scoreboard", "math_pipe_throttle", "membar", "mio_throttle",
+          "no_instruction", "not_selected", "short_scoreboard", "sleeping", "wait")
+ATTENTION_METRICS = {
+    "instructions": "smsp__inst_executed.sum",
+    "tensor_instructions": "sm__inst_executed_pipe_tensor.sum",
+    "tensor_active_percent": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+    "issue_active_percent": "smsp__issue_active.avg.pct_of_peak_sustained_active",
+    "shared_conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",
+    "shared_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",
+    "shared_active_percent": "l1tex__data_pipe_lsu_wavefronts.avg.pct_of_peak_sustained_active",
+    "l2_bytes": "lts__t_bytes.sum",
+    "dram_bytes": "dram__bytes.sum",
+    "warps_active_percent": "sm__warps_active.avg.pct_of_peak_sustained_active",
+    "cycles": "sm__cycles_active.avg",
+    "time_ns": "gpu__time_duration.sum",
+} | {f"stalled_{reason}_ratio": STALLED.format(reason) for reason in STALLS}
+"""What explains the time of an attention step; a stall: warps that wait for this reason, for each instruction issued."""
+
 
 def cases() -> list[tuple[str, tuple]]:
     """(step, shape) of every launch, in order."""
     found = []
+    if "--attention" in sys.argv:
+        shapes = [(64, 4096, 4096, D, causal) for D in (64, 128) for causal in (False, True)]
+        return [(key, shape) for shape in shapes for key, step in STEPS.items() if key == "attention_tiled" or "bfloat16" in step.dtypes]
     for key, step in STEPS.items():
+        if step.dtypes != ("float32",):
+            continue
         small, large = (SMALL, LARGE) if step.reads is not None else (ATTENTION, LARGE_ATTENTION)
         found += [(key, shape) for shape in (small if "--small" in sys.argv else small + large) if shape[-1] <= step.max_n]
     return found
@@ -66,31 +92,33 @@ def launch() -> None:
             softmax(cp.asarray(rng.standard_normal(shape, dtype=np.float32)), key)
         else:
             BH, Sq, Sk, D, causal = shape
-            q, k, v = (cp.asarray(rng.standard_normal((BH, S, D), dtype=np.float32)) for S in (Sq, Sk, Sk))
+            dtype = numpy_type(STEPS[key].dtypes[-1])
+            q, k, v = (cp.asarray(rng.standard_normal((BH, S, D), dtype=np.float32)).astype(dtype) for S in (Sq, Sk, Sk))
             attention(q, k, v, key, causal)
     cp.cuda.Device().synchronize()
 
 
 def profile() -> list[dict]:
     """Run `launch` under ncu; one row for each kernel launch, with the case it belongs to."""
+    metrics = ATTENTION_METRICS if "--attention" in sys.argv else METRICS
     command = ["ncu", "--csv", "--clock-control", "none", "--print-units", "base", "--kernel-name", "regex:softmax_|attention_",
-               "--metrics", ",".join(METRICS.values()), sys.executable, __file__, "--launch"]
+               "--metrics", ",".join(metrics.values()), sys.executable, __file__, "--launch", *sys.argv[1:]]
     out = subprocess.run(command, capture_output=True, text=True)
     start = out.stdout.find('"ID"')
     if start < 0:
         sys.exit(f"ncu gave no table:\n{out.stdout[-2000:]}\n{out.stderr[-2000:]}")
     launches: dict[int, dict] = {}
-    names = {v: k for k, v in METRICS.items()}
+    names = {v: k for k, v in metrics.items()}
     for line in csv.DictReader(io.StringIO(out.stdout[start:])):
         entry = launches.setdefault(int(line["ID"]), {"kernel": re.sub(r"\(.*", "", line["Kernel Name"])})
         name, value = names[line["Metric Name"]], float(line["Metric Value"].replace(",", ""))
-        entry[name] = round(value, 2) if "percent" in name else int(np.rint(value))
+        entry[name] = round(value, 2) if name.endswith(("percent", "ratio")) else int(np.rint(value))
     rows, remaining = [], list(launches.values())
     for key, shape in cases():
         for _ in range(3 if key == "attention_naive" else 1):
             measured = remaining.pop(0)
             rows.append({"topic": "ncu", "name": key, "kernel": measured.pop("kernel"), "peer": False, "shape": list(shape),
-                         "dtype": "float32", **measured})
+                         "dtype": STEPS[key].dtypes[-1], **measured})
     return rows
 
 
@@ -98,4 +126,4 @@ if __name__ == "__main__":
     if "--launch" in sys.argv:
         launch()
     else:
-        print(write("ncu", profile()))
+        print(write("attention-ncu" if "--attention" in sys.argv else "ncu", profile()))

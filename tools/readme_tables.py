@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from helpers.ladder import STEPS
@@ -15,7 +16,7 @@ from helpers.measure import Record, record
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 PEERS = {"copy": "device copy", "torch": "`torch.softmax`", "compile": "`torch.compile`", "sdpa_math": "SDPA, math",
-         "sdpa_efficient": "SDPA, memory-efficient"}
+         "sdpa_efficient": "SDPA, memory-efficient", "sdpa_flash": "SDPA, FlashAttention-2", "sdpa_cudnn": "SDPA, cuDNN"}
 
 
 def ladders() -> str:
@@ -36,6 +37,7 @@ def ladders() -> str:
 def attention() -> str:
     """TFLOP/s and memory of every attention step and peer over S."""
     rows = record("attention")
+    rows = replace(rows, rows=[r for r in rows.rows if r["dtype"] == "float32" and r["us"]])
     lengths = sorted({r["shape"][2] for r in rows.rows})
     lines = ["| float32, 16 heads, D = 64, TFLOP/s full / causal | " + " | ".join(f"S = {s:,}" for s in lengths) + " |",
              "|---" * (len(lengths) + 1) + "|"]
@@ -53,15 +55,29 @@ def attention() -> str:
                       f"{peak['attention_tiled'] / 2**20:,.0f} MiB tiled. {_sentence(rows)}"])
 
 
+def tensor_cores() -> str:
+    """TFLOP/s of every attention step on tensor cores and every backend of SDPA, at the shapes where all of them were measured."""
+    rows = record("attention")
+    shapes = [(4, 16, 4096, 4096, D, causal) for D in (64, 128) for causal in (False, True)]
+    rows = replace(rows, rows=[r for r in rows.rows if r["dtype"] == "bfloat16" and tuple(r["shape"]) in shapes])
+    lines = ["| bfloat16, B = 4, 16 heads, S = 4,096, TFLOP/s | D = 64 | D = 64, causal | D = 128 | D = 128, causal |", "|---" * 5 + "|"]
+    for name in _names(rows):
+        cells = [f"{rows.find(name=name, shape=shape)['tflops']:.0f}" for shape in shapes]
+        lines.append(f"| {_title(name)} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", _sentence(rows)])
+
+
 def topk() -> str:
     """Time of the fused top-k beside torch's two calls and a kernel that only reads the logits."""
     rows = record("topk")
     shapes = [(4000, 25_000, 5), (4000, 25_000, 32), (512, 128_256, 8), (8192, 4096, 8), (65_536, 256, 8), (1, 128_256, 8)]
     lines = ["| float32, µs | " + " | ".join(f"{M:,} × {N:,}, k = {k}" for M, N, k in shapes) + " |", "|---" * (len(shapes) + 1) + "|"]
     for name, title in (("read", "reading the logits once"), ("softmax_topk", "softmax and top-k in one pass"),
-                        ("softmax;topk", "`torch.topk(torch.softmax(x))`")):
-        cells = [f"{rows.find(name=name, shape=shape, dtype='float32', part='cases')['us']:,.1f}" for shape in shapes]
-        lines.append(f"| {title} | " + " | ".join(cells) + " |")
+                        ("quack", "QuACK, normalised over the k only"), ("softmax;topk", "`torch.topk(torch.softmax(x))`")):
+        us = {tuple(r["shape"]): r["us"] for r in rows.rows if (r["name"], r["dtype"], r["part"]) == (name, "float32", "cases")}
+        cells = [f"{us[shape]:,.1f}" if shape in us else "–" for shape in shapes]
+        if us:
+            lines.append(f"| {title} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, "", _sentence(rows)])
 
 
@@ -80,7 +96,7 @@ def _title(name: str) -> str:
 
 def updated(text: str) -> str:
     """The README with every marked table made anew."""
-    for name, table in (("ladders", ladders), ("attention", attention), ("topk", topk)):
+    for name, table in (("ladders", ladders), ("attention", attention), ("tensor_cores", tensor_cores), ("topk", topk)):
         text = re.sub(rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)", lambda m, t=table: m[1] + t() + m[2], text, flags=re.S)
     return text
 

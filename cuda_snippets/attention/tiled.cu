@@ -5,9 +5,9 @@
 //          after the last tile (deferred normalisation).
 // Memory:  q is read once, o written once; every block of QUERIES queries reads K and V once.  S never leaves the chip.
 // Launch:  grid (ceil(Sq / QUERIES), BH), block QUERIES * LANES threads.
-// Limits:  q [BH, Sq, D], k and v [BH, Sk, D] contiguous; BH up to 65,535; D up to 256, a multiple of 4 * LANES; the
-//          block a multiple of 32 threads.
-#include "common.h"
+// Limits:  q [BH, Sq, D], k and v [BH / GROUP, Sk, D] contiguous; BH up to 65,535; D up to 256, a multiple of 4 * LANES; Sq and
+//          Sk below 2^30; the block a multiple of 32 threads.  Window, bias and groups of heads: features.h.
+#include "attention/features.h"
 
 #ifndef D
 #define D 64                                    // the head dimension: compile with -DD=...
@@ -25,15 +25,16 @@ static_assert(D % (4 * LANES) == 0 && D <= 256 && THREADS % 32 == 0, "see Limits
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_tiled(const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,
-                float* __restrict__ o, float* __restrict__ lse, int Sq, int Sk, int causal, float scale) {
+                float* __restrict__ o, float* __restrict__ lse, int Sq, int Sk, int causal, float scale WINDOW_PARAMETER BIAS_PARAMETERS) {
     __shared__ __align__(16) float K[KEYS][D], V[KEYS][D];
     __shared__ float S[KEYS][THREADS];          // column t belongs to thread t alone
     const int t = threadIdx.x, lane = t % LANES, first = blockIdx.x * QUERIES, i = first + t / LANES;
     const size_t head = blockIdx.y;
     q += (head * Sq + i) * D;
     o += (head * Sq + i) * D;
-    k += head * Sk * D;
-    v += head * Sk * D;
+    k += head / GROUP * Sk * D;
+    v += head / GROUP * Sk * D;
+    const Bias added = BIAS_OF(head);
     auto column = [lane](int c) { return (c / 4 * LANES + lane) * 4 + c % 4; };   // four neighbours, then the next lane
 
     float Q[COLUMNS], O[COLUMNS], m = NEG_INF, d = 0;           // the state: no key seen yet
@@ -41,11 +42,13 @@ attention_tiled(const float* __restrict__ q, const float* __restrict__ k, const 
         Q[c] = i < Sq ? q[column(c)] : 0;       // a thread past the last query works along, so that it meets the barriers
         O[c] = 0;
     }
-    const int seen = causal ? i + Sk - Sq + 1 : Sk;             // query i sees the keys 0 .. seen - 1
-    const int last = min(first + QUERIES, Sq) - 1;              // the block's last query sees the most
-    const int keys = causal ? last + Sk - Sq + 1 : Sk;
+    const Keys seen = seen_by(i, Sq, Sk, causal, window);       // all keys, if there is neither mask nor window
+    const int from = seen_by(first, Sq, Sk, causal, window).first;      // the block's first query sees the first key,
+    const int last = min(first + QUERIES, Sq) - 1;              // its last query the last one
+    const int keys = seen_by(last, Sq, Sk, causal, window).end;
 
     for (int start = 0; start < keys; start += KEYS) {
+        if (start + KEYS <= from) continue;     // a tile before every window
         const int count = min(KEYS, keys - start);
         for (int n = t; n < count * D; n += THREADS) {
             K[n / D][n % D] = k[(size_t)start * D + n];
@@ -58,7 +61,7 @@ attention_tiled(const float* __restrict__ q, const float* __restrict__ k, const 
             float dot = 0;
             for (int c = 0; c < COLUMNS; ++c) dot += Q[c] * K[j][column(c)];
             for (int other = LANES / 2; other > 0; other /= 2) dot += __shfl_xor_sync(0xffffffff, dot, other);
-            S[j][t] = start + j < seen ? scale * dot : NEG_INF;
+            S[j][t] = seen.has(start + j) ? scale * dot + added(i, start + j) : NEG_INF;
             m_new = nan_max(m_new, S[j][t]);
         }
         if (m_new != NEG_INF) {                 // else this query has not seen a key yet, and m - m_new would be NaN

@@ -10,21 +10,21 @@
 //          of 0 ... N - 1 makes both NaN.  A row of only -inf has no probabilities: its loss is NaN, its gradient 0.
 #include "backward/row_state.h"
 
-extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, MIN_BLOCKS)
 cross_entropy_forward(const T* __restrict__ x, const long long* __restrict__ targets, F* __restrict__ loss,
                       State* __restrict__ states, int M, int N, long long ignored) {
     const Team team;
+    const bool writes = team.t == 0 && team.row < M;
     x += team.row * N;
-    const State state = row_state(team, x, Split(x, team.row < M ? N : 0));
-    if (team.t != 0 || team.row >= M) return;
-    const long long target = targets[team.row];
+    long long target = ignored;
+    F hit = 0;
+    const State state = row_state(team, x, Split(x, team.row < M ? N : 0), [&] {
+        if (writes) target = targets[team.row];
+        if (target != ignored) hit = 0 <= target && target < N ? (F)x[target] : NOT_A_NUMBER;
+    });
+    if (!writes) return;
     states[team.row] = state;
-    F value = 0;
-    if (target != ignored) {
-        const F hit = 0 <= target && target < N ? (F)x[target] : NOT_A_NUMBER;
-        value = (state.m - hit) + logarithm(state.d);           // in this order: m and x are exact, LSE would be rounded
-    }
-    loss[team.row] = value;
+    loss[team.row] = target == ignored ? 0 : (state.m - hit) + logarithm(state.d);      // m and x are exact, LSE would be rounded
 }
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
@@ -37,32 +37,31 @@ cross_entropy_backward(const T* x, const State* __restrict__ states, const long 
     const Split row(x, N, aligned_alike(x, dx));
     const uint4* x16 = (const uint4*)(x + row.head);
     uint4* dx16 = (uint4*)(dx + row.head);
+    Batch next;                                     // asked for before it is known whether the row counts: that takes time too
+    next.load(x16, row.vectors, team.t, team.threads);
 
     const State state = states[team.row];
     const long long target = targets[team.row];
     const bool valid = 0 <= target && target < N, zero = target == ignored || nothing_visible(state);
-    const int hit = valid ? (int)target : -1;
-    const F m = origin(state.m), factor = share(state), scale = valid ? scales[team.row] : NOT_A_NUMBER;
-    const auto gradient = [=](F v, int column) -> F {
-        const F p = exponential(v - m) * factor;
-        return zero ? 0 : (column == hit ? p - 1 : p) * scale;
-    };
+    const int hit = valid && !zero ? (int)target : -1;
+    const F scale = zero ? 0 : valid ? scales[team.row] : NOT_A_NUMBER;
+    const F m = zero ? 0 : origin(state.m), factor = zero ? 0 : share(state) * scale;
 
     for (int e = team.t; e < row.ends; e += team.threads) {
         const int j = row.end(e);
-        dx[j] = (T)gradient(x[j], j);
+        const F p = exponential((zero ? 0 : (F)x[j]) - m) * factor;
+        dx[j] = (T)(j == hit ? p - scale : p);
     }
     for (int first = team.t; first < row.vectors; first += LOADS * team.threads) {
-        uint4 bytes[LOADS];
+        const Batch batch = next;
+        next.load(x16, row.vectors, first + LOADS * team.threads, team.threads);
         for (int i = 0; i < LOADS; ++i) {
-            const int k = first + i * team.threads;
-            bytes[i] = zero || k >= row.vectors ? make_uint4(0, 0, 0, 0) : x16[k];
-        }
-        for (int i = 0; i < LOADS; ++i) {
-            const int k = first + i * team.threads;
+            const int k = first + i * team.threads, at = hit - (row.head + k * WIDTH);
             if (k >= row.vectors) continue;
-            Piece p(bytes[i]);
-            for (int j = 0; j < WIDTH; ++j) p.v[j] = gradient(p.v[j], row.head + k * WIDTH + j);
+            Piece p(zero ? make_uint4(0, 0, 0, 0) : batch.bytes[i]);
+            for (int j = 0; j < WIDTH; ++j) p.v[j] = exponential(p.v[j] - m) * factor;
+            if (0 <= at && at < WIDTH)              // the target is in this piece
+                for (int j = 0; j < WIDTH; ++j) p.v[j] -= j == at ? scale : 0;
             dx16[k] = p.bytes();
         }
     }

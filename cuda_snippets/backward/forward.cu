@@ -26,7 +26,7 @@ __device__ inline void forward(const T* __restrict__ x, T* __restrict__ y, State
     const Split row(x, N, aligned_alike(x, y));
 
     // Pass 1: the state of the row.
-    const State state = row_state(team, x, row);
+    const State state = row_state(team, x, row, [] {});
     if (team.t == 0) states[team.row] = state;
 
     // Pass 2: the result.

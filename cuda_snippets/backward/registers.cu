@@ -13,8 +13,8 @@
 #include "backward/rules.h"
 #include "backward/kept.h"
 
-template <class Rule>
-__device__ inline void backward_row(Team team, const T* a, const T* dy, T* dx, int N, Rule rule) {
+template <class MakeRule>
+__device__ inline void backward_row(Team team, const T* a, const T* dy, T* dx, int N, MakeRule make_rule) {
     const Split row(a, N);
     const uint4 *a16 = (const uint4*)(a + row.head), *dy16 = (const uint4*)(dy + row.head);
     uint4* dx16 = (uint4*)(dx + row.head);
@@ -29,6 +29,7 @@ __device__ inline void backward_row(Team team, const T* a, const T* dy, T* dx, i
         const int k = team.t + i * team.threads;
         if (k < row.vectors) saved[i] = a16[k], upstream.load(i, dy16 + k);
     }
+    const auto rule = make_rule();
     const F end_s = has_end ? (F)a[end] : 0, end_g = has_end ? (F)dy[end] : 0;
     upstream.wait();
 

@@ -3,32 +3,50 @@
 #include "backward/team.h"
 
 #ifndef LOADS
-#define LOADS 4                                     // loads of 16 bytes that a thread has under way
+#define LOADS (sizeof(T) < 8 ? 4 : 2)               // loads of 16 bytes that a thread has under way
+#endif
+
+// Blocks that only read, and that a multiprocessor for 2048 threads must be able to hold at once: 40 or 32 registers a thread.
+#if !defined(DOUBLE) && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200)
+#define MIN_BLOCKS (WARP_TEAM ? 6 : 2)
+#else
+#define MIN_BLOCKS 1
 #endif
 
 __shared__ State partial[32];                       // for team_merge()
 
-__device__ inline State row_state(Team team, const T* x, Split row) {
+// What a thread asks memory for at once: the pieces first, first + threads, ... of a row; -inf stands for what lies behind it.
+struct Batch {
+    uint4 bytes[LOADS];
+    __device__ void load(const uint4* x16, int vectors, int first, int threads) {
+        for (int i = 0; i < LOADS; ++i)
+            bytes[i] = first + i * threads < vectors ? x16[first + i * threads] : Piece::all(NEG_INF).bytes();
+    }
+    __device__ State state() const {
+        Pair top = pair(NEG_INF, NEG_INF);          // two 16-bit numbers are compared at once
+        for (int i = 0; i < LOADS; ++i)
+            for (int j = 0; j < WIDTH / 2; ++j) top = larger(top, ((const Pair*)&bytes[i])[j]);
+        const F m = max(numbers(top).x, numbers(top).y), zero = origin(m);      // a NaN is not in m, but in d
+        F d = 0;
+        for (int i = 0; i < LOADS; ++i)
+            for (int j = 0; j < WIDTH; ++j) d += exponential(Piece(bytes[i]).v[j] - zero);
+        return {m, d};
+    }
+};
+
+// `meanwhile` is called once the first loads are under way: a place for other loads.
+template <class Work>
+__device__ inline State row_state(Team team, const T* x, Split row, Work meanwhile) {
+    const uint4* x16 = (const uint4*)(x + row.head);
+    Batch next;
+    next.load(x16, row.vectors, team.t, team.threads);
+    meanwhile();
     State state = EMPTY;
     for (int e = team.t; e < row.ends; e += team.threads) state = merge(state, State{(F)x[row.end(e)], 1});
-    const uint4* x16 = (const uint4*)(x + row.head);
     for (int first = team.t; first < row.vectors; first += LOADS * team.threads) {
-        uint4 bytes[LOADS];
-        for (int i = 0; i < LOADS; ++i)
-            if (first + i * team.threads < row.vectors) bytes[i] = x16[first + i * team.threads];
-        F m = NEG_INF, d = 0;
-        for (int i = 0; i < LOADS; ++i) {
-            if (first + i * team.threads >= row.vectors) continue;
-            const Piece piece(bytes[i]);
-            for (int j = 0; j < WIDTH; ++j) m = max(m, piece.v[j]);             // drops a NaN, but d keeps it
-        }
-        const F zero = origin(m);
-        for (int i = 0; i < LOADS; ++i) {
-            if (first + i * team.threads >= row.vectors) continue;
-            const Piece piece(bytes[i]);
-            for (int j = 0; j < WIDTH; ++j) d += quick_exponential(piece.v[j] - zero);
-        }
-        state = merge(state, State{m, d});
+        const Batch batch = next;
+        next.load(x16, row.vectors, first + LOADS * team.threads, team.threads);
+        state = merge(state, batch.state());
     }
     return team_merge(state, EMPTY, partial);
 }

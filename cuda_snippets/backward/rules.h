@@ -30,15 +30,16 @@ struct LogFromX : FromX {                           // log-softmax, saved: x and
 
 __shared__ F partial[32 * CLUSTER];                 // for team_merge()
 
-// What two_passes.cu and registers.cu differ in: one row of N elements, by all threads of a team.
-template <class Rule>
-__device__ inline void backward_row(Team team, const T* a, const T* dy, T* dx, int N, Rule rule);
+// What two_passes.cu and registers.cu differ in: one row of N elements, by all threads of a team.  `make_rule` may have to wait
+// for a state, so it is called once the loads of the row are under way.
+template <class MakeRule>
+__device__ inline void backward_row(Team team, const T* a, const T* dy, T* dx, int N, MakeRule make_rule);
 
 // A team without a row works along on an empty one, so that it meets the shuffles.
-template <class Rule>
-__device__ inline void backward(Team team, const T* a, const T* dy, T* dx, int M, int N, Rule rule) {
+template <class MakeRule>
+__device__ inline void backward(Team team, const T* a, const T* dy, T* dx, int M, int N, MakeRule make_rule) {
     const long long start = team.row * N;           // 64 bits, so M * N may exceed 2^31
-    backward_row(team, a + start, dy + start, dx + start, team.row < M ? N : 0, rule);
+    backward_row(team, a + start, dy + start, dx + start, team.row < M ? N : 0, make_rule);
 }
 
 // The entry points.  The size of a cluster stands in a declaration of its own.
@@ -48,19 +49,19 @@ extern "C" __global__ void CLUSTER_SIZE log_softmax_backward(const T*, const T*,
 extern "C" __global__ void CLUSTER_SIZE log_softmax_backward_from_x(const T*, const State*, const T*, T*, int, int);
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) softmax_backward(const T* y, const T* dy, T* dx, int M, int N) {
-    backward(Team(), y, dy, dx, M, N, FromY());
+    backward(Team(), y, dy, dx, M, N, [] { return FromY(); });
 }
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
 softmax_backward_from_x(const T* x, const State* states, const T* dy, T* dx, int M, int N) {
     const Team team;
-    backward(team, x, dy, dx, M, N, FromX(team.row < M ? states[team.row] : EMPTY));
+    backward(team, x, dy, dx, M, N, [=] { return FromX(team.row < M ? states[team.row] : EMPTY); });
 }
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
 log_softmax_backward(const T* log_y, const T* dy, T* dx, int M, int N) {
-    backward(Team(), log_y, dy, dx, M, N, FromLogY());
+    backward(Team(), log_y, dy, dx, M, N, [] { return FromLogY(); });
 }
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
 log_softmax_backward_from_x(const T* x, const State* states, const T* dy, T* dx, int M, int N) {
     const Team team;
-    backward(team, x, dy, dx, M, N, LogFromX(team.row < M ? states[team.row] : EMPTY));
+    backward(team, x, dy, dx, M, N, [=] { return LogFromX(team.row < M ? states[team.row] : EMPTY); });
 }

@@ -10,15 +10,13 @@ struct State { F m, d; };
 // What exponents are measured from: m, but 0 instead of -inf, because -inf - -inf would be NaN.
 __device__ inline F origin(F m) { return m == (F)NEG_INF ? 0 : m; }
 
-// exp(z) where it is written, and where many are summed and the few with z near 0 count: off by |z| / 2^24 there.
 #ifdef DOUBLE
 __device__ inline F exponential(F z) { return exp(z); }
-__device__ inline F quick_exponential(F z) { return exp(z); }
 __device__ inline F logarithm(F v) { return log(v); }
 #else
-__device__ inline F exponential(F z) { return expf(z); }
-__device__ inline F quick_exponential(F z) {
-    z *= 1.44269504f;                               // a power of 2, which the hardware has
+// exp(z) as a power of 2, which the hardware has: 2 instructions instead of 8, and off by |z| / 2^24 of itself.
+__device__ inline F exponential(F z) {
+    z *= 1.44269504f;
 #ifdef __CPU_DEVICE__
     return exp2f(z);
 #else
@@ -33,7 +31,7 @@ __device__ inline F logarithm(F v) { return logf(v); }
 // The state of two parts together.  max() may drop a NaN, but d keeps it.
 __device__ inline State merge(State a, State b) {
     const F m = max(a.m, b.m), zero = origin(m);
-    return {m, a.d * quick_exponential(a.m - zero) + b.d * quick_exponential(b.m - zero)};
+    return {m, a.d * exponential(a.m - zero) + b.d * exponential(b.m - zero)};
 }
 
 // A row of only -inf has no probabilities: its gradient is 0.  (A NaN beside them makes d NaN.)

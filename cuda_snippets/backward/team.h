@@ -59,7 +59,7 @@ __device__ inline F lanes_merge(F sum) {
 __device__ inline State lanes_merge(State s) {
     F m = s.m;
     for (int bit = LANES / 2; bit > 0; bit /= 2) m = max(m, partner(m, bit));
-    return {m, lanes_merge(s.d * quick_exponential(s.m - origin(m)))};
+    return {m, lanes_merge(s.d * exponential(s.m - origin(m)))};
 }
 
 // And for the team.  Each warp leaves its result in `partial`, shared memory for one a warp of the team, in every block of the

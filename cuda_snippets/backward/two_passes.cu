@@ -8,11 +8,13 @@
 //          element.
 #include "backward/rules.h"
 
-template <class Rule>
-__device__ inline void backward_row(Team team, const T* a, const T* dy, T* dx, int N, Rule rule) {
+template <class MakeRule>
+__device__ inline void backward_row(Team team, const T* a, const T* dy, T* dx, int N, MakeRule make_rule) {
     const Split row(a, N, aligned_alike(a, dy) && aligned_alike(a, dx));
     const uint4 *a16 = (const uint4*)(a + row.head), *dy16 = (const uint4*)(dy + row.head);
     uint4* dx16 = (uint4*)(dx + row.head);
+
+    const auto rule = make_rule();
 
     // Pass 1: the sum over this thread's elements, then over the row.
     F sum = 0;

@@ -10,6 +10,7 @@ typedef __half2 Pair;                               // two neighbours in memory,
 typedef float2 Two;                                 // and as numbers
 __device__ inline Two numbers(Pair p) { return __half22float2(p); }
 __device__ inline Pair pair(F a, F b) { return __floats2half2_rn(a, b); }
+__device__ inline Pair larger(Pair a, Pair b) { return __hmax2(a, b); }         // in each place; drops a NaN
 #elif defined(BF16)
 #include <cuda_bf16.h>
 typedef __nv_bfloat16 T;
@@ -18,16 +19,19 @@ typedef __nv_bfloat162 Pair;
 typedef float2 Two;
 __device__ inline Two numbers(Pair p) { return __bfloat1622float2(p); }
 __device__ inline Pair pair(F a, F b) { return __floats2bfloat162_rn(a, b); }
+__device__ inline Pair larger(Pair a, Pair b) { return __hmax2(a, b); }
 #elif defined(DOUBLE)
 typedef double T, F;
 typedef double2 Pair, Two;
 __device__ inline Two numbers(Pair p) { return p; }
 __device__ inline Pair pair(F a, F b) { return make_double2(a, b); }
+__device__ inline Pair larger(Pair a, Pair b) { return make_double2(max(a.x, b.x), max(a.y, b.y)); }
 #else
 typedef float T, F;
 typedef float2 Pair, Two;
 __device__ inline Two numbers(Pair p) { return p; }
 __device__ inline Pair pair(F a, F b) { return make_float2(a, b); }
+__device__ inline Pair larger(Pair a, Pair b) { return make_float2(max(a.x, b.x), max(a.y, b.y)); }
 #endif
 #define WIDTH (16 / (int)sizeof(T))                 // elements in 16 bytes: 8, 4 or 2
 
@@ -36,6 +40,11 @@ struct Piece {
     F v[WIDTH];
 
     __device__ Piece() {}
+    __device__ static Piece all(F value) {
+        Piece p;
+        for (int j = 0; j < WIDTH; ++j) p.v[j] = value;
+        return p;
+    }
     __device__ Piece(uint4 bytes) {
         for (int j = 0; j < WIDTH; j += 2) {
             const Two two = numbers(((const Pair*)&bytes)[j / 2]);

@@ -6,7 +6,9 @@
 // Limits: no row is all zeros.
 
 extern "C" __global__ void unit_rows(const float* __restrict__ x, float* __restrict__ y, int M, int N) {
+    // --- your part
     __shared__ float partial[1024];                 // one value a thread
+    // --- end of your part
     const int t = threadIdx.x, threads = blockDim.x;
     x += (long long)blockIdx.x * N;
     y += (long long)blockIdx.x * N;
@@ -14,6 +16,7 @@ extern "C" __global__ void unit_rows(const float* __restrict__ x, float* __restr
     float sum = 0;
     for (int j = t; j < N; j += threads) sum += x[j] * x[j];
 
+    // --- your part
     partial[t] = sum;
     __syncthreads();
     for (int half = threads / 2; half > 0; half /= 2) {
@@ -21,6 +24,7 @@ extern "C" __global__ void unit_rows(const float* __restrict__ x, float* __restr
         __syncthreads();
     }
     sum = partial[0];
+    // --- end of your part
 
     const float factor = 1 / sqrtf(sum);
     for (int j = t; j < N; j += threads) y[j] = x[j] * factor;

@@ -13,14 +13,17 @@
 
 extern "C" __global__ void attention_two_queries(const float* __restrict__ q, const float* __restrict__ k,
                                                  const float* __restrict__ v, float* __restrict__ o, int Sq, int Sk, float scale) {
-    __shared__ float K[KEYS][D], V[KEYS][D], S[KEYS][THREADS];   // column t of S belongs to thread t alone
+    __shared__ float K[KEYS][D], V[KEYS][D];
     const int t = threadIdx.x, i = blockIdx.x * QUERIES + t;
 
+    // --- your part
+    __shared__ float S[KEYS][THREADS];           // column t of S belongs to thread t alone
     float Q[D], O[D], m = NEG_INF, d = 0;
     for (int c = 0; c < D; ++c) {
         Q[c] = i < Sq ? q[i * D + c] : 0;
         O[c] = 0;
     }
+    // --- end of your part
 
     for (int start = 0; start < Sk; start += KEYS) {
         const int count = min(KEYS, Sk - start);
@@ -30,6 +33,7 @@ extern "C" __global__ void attention_two_queries(const float* __restrict__ q, co
         }
         __syncthreads();
 
+        // --- your part
         float m_new = m;
         for (int j = 0; j < count; ++j) {
             float dot = 0;
@@ -51,4 +55,5 @@ extern "C" __global__ void attention_two_queries(const float* __restrict__ q, co
 
     if (i >= Sq) return;
     for (int c = 0; c < D; ++c) o[i * D + c] = O[c] / d;
+    // --- end of your part
 }

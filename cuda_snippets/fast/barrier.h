@@ -1,5 +1,5 @@
-// A barrier in shared memory that counts bytes (an mbarrier): whoever waits is let through when all announced bytes have come.
-// Bytes come with asynchronous stores from the blocks of a cluster.  -DASYNC only; a GPU of compute capability 9.0.
+// A barrier in shared memory that counts bytes (an mbarrier): whoever waits is let through when the announced bytes have come.
+// They come with asynchronous stores from the blocks of a cluster.  A GPU of compute capability 9.0 or later.
 #pragma once
 #ifndef __CPU_DEVICE__
 
@@ -8,11 +8,10 @@ __device__ inline unsigned shared_address(const void* p) { return (unsigned)__cv
 struct ByteBarrier {
     unsigned long long bits;
 
-    __device__ void init() {                        // one thread, before a barrier of the block or the cluster
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" :: "r"(shared_address(this)) : "memory");
-    }
-    __device__ void expect(int bytes) {             // one thread, once
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(this)), "r"(bytes) : "memory");
+    // By one thread, before a barrier of the cluster.
+    __device__ void init(int bytes) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;\n\t"
+                     "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(this)), "r"(bytes) : "memory");
     }
     __device__ void wait() {
         int done = 0;

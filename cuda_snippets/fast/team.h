@@ -25,15 +25,11 @@ __device__ inline void team_has_started() {}
 #error "Thread-block clusters need a GPU of compute capability 9.0 or later: the CPU device runs one block at a time."
 #else
 #define CLUSTER_SIZE __cluster_dims__(CLUSTER, 1, 1)
-#ifdef ASYNC
 __shared__ ByteBarrier states_came;
-#endif
 __device__ inline int block_of_team() { return __clusterRelativeBlockRank(); }
 // Nobody may write into the shared memory of a block that has not started: team_starts() ... team_has_started().
 __device__ inline void team_starts() {
-#ifdef ASYNC
-    if (threadIdx.x == 0) states_came.init();
-#endif
+    if (threadIdx.x == 0) states_came.init(WARPS * sizeof(State));
     __cluster_barrier_arrive_relaxed();
 }
 __device__ inline void team_has_started() { __cluster_barrier_wait(); }
@@ -45,14 +41,9 @@ __device__ inline void exchange(State s, State* partial) {
 #if CLUSTER == 1
     if (lane == 0) partial[warp] = s;
     __syncthreads();
-#elif defined(ASYNC)
-    if (threadIdx.x == 0) states_came.expect(WARPS * sizeof(State));
+#else
     if (lane < CLUSTER) store_async(in_other_block(partial + warp, lane), s.m, s.d, in_other_block(&states_came, lane));
     states_came.wait();
-#else
-    if (lane < CLUSTER) *(State*)__cluster_map_shared_rank(partial + warp, lane) = s;
-    __cluster_barrier_arrive();
-    __cluster_barrier_wait();
 #endif
 }
 

@@ -18,6 +18,7 @@ extern "C" __global__ void row_lse(const float* __restrict__ x, float* __restric
         m = m_new;
     }
 
+    // --- your part
     for (int bit = 16; bit > 0; bit /= 2) {
         const float m_other = __shfl_xor_sync(0xffffffff, m, bit);
         const float d_other = __shfl_xor_sync(0xffffffff, d, bit);
@@ -26,6 +27,7 @@ extern "C" __global__ void row_lse(const float* __restrict__ x, float* __restric
         d = d * expf(m - m_new) + d_other * expf(m_other - m_new);
         m = m_new;
     }
+    // --- end of your part
 
     if (lane == 0) lse[blockIdx.x] = m + logf(d);
 }

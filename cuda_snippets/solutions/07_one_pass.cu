@@ -13,6 +13,7 @@ extern "C" __global__ void log_softmax(const float* __restrict__ x, float* __res
     x += (long long)blockIdx.x * N;
     y += (long long)blockIdx.x * N;
 
+    // --- your part
     float v[PER_LANE], m = NEG_INF;
     for (int i = 0; i < PER_LANE; ++i) v[i] = lane + 32 * i < N ? x[lane + 32 * i] : NEG_INF;
     for (int i = 0; i < PER_LANE; ++i) m = nan_max(m, v[i]);
@@ -24,4 +25,5 @@ extern "C" __global__ void log_softmax(const float* __restrict__ x, float* __res
 
     for (int i = 0; i < PER_LANE; ++i)
         if (lane + 32 * i < N) y[lane + 32 * i] = (v[i] - m) - log_d;
+    // --- end of your part
 }

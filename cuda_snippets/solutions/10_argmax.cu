@@ -22,6 +22,7 @@ extern "C" __global__ void argmax(const float* __restrict__ x, float* __restrict
         }
     }
 
+    // --- your part
     for (int bit = 16; bit > 0; bit /= 2) {
         const float m_other = __shfl_xor_sync(0xffffffff, m, bit);
         const float d_other = __shfl_xor_sync(0xffffffff, d, bit);
@@ -32,6 +33,7 @@ extern "C" __global__ void argmax(const float* __restrict__ x, float* __restrict
         if (m_other > m || (m_other == m && at_other < at)) at = at_other;
         m = m_new;
     }
+    // --- end of your part
 
     if (lane == 0) {
         p[blockIdx.x] = 1 / d;                      // exp(m - m) / d

@@ -11,9 +11,11 @@
 
 extern "C" __global__ void attention_two_queries(const float* __restrict__ q, const float* __restrict__ k,
                                                  const float* __restrict__ v, float* __restrict__ o, int Sq, int Sk, float scale) {
-    __shared__ float K[KEYS][D], V[KEYS][D], S[2][KEYS][THREADS];
+    __shared__ float K[KEYS][D], V[KEYS][D];
     const int t = threadIdx.x, i = blockIdx.x * QUERIES + t;
 
+    // --- your part
+    __shared__ float S[2][KEYS][THREADS];
     float Q[2][D], O[2][D], m[2] = {NEG_INF, NEG_INF}, d[2] = {0, 0};
     for (int r = 0; r < 2; ++r) {
         const int query = i + r * THREADS;
@@ -22,6 +24,7 @@ extern "C" __global__ void attention_two_queries(const float* __restrict__ q, co
             O[r][c] = 0;
         }
     }
+    // --- end of your part
 
     for (int start = 0; start < Sk; start += KEYS) {
         const int count = min(KEYS, Sk - start);
@@ -31,6 +34,7 @@ extern "C" __global__ void attention_two_queries(const float* __restrict__ q, co
         }
         __syncthreads();
 
+        // --- your part
         float m_new[2] = {m[0], m[1]};
         for (int j = 0; j < count; ++j) {
             float dot[2] = {0, 0};
@@ -65,4 +69,5 @@ extern "C" __global__ void attention_two_queries(const float* __restrict__ q, co
         if (query < Sq)
             for (int c = 0; c < D; ++c) o[query * D + c] = O[r][c] / d[r];
     }
+    // --- end of your part
 }

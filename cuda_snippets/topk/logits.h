@@ -107,7 +107,12 @@ struct Logits {
     }
     // The sum of exp((x - m) / temperature), with scale = log2(e) / temperature.  NaN if a logit is NaN.
     __device__ float weigh(float m, float scale) const {
+        const float shift = -m * scale;
         float d = 0;
+        if (fabsf(shift) < 1e6f) {                  // (x - m) * scale in one instruction, and what rounded `shift`, at the end
+            for (int e = 0; e < EACH; ++e) d += power_of_2(fmaf(v[e], scale, shift));
+            return d * power_of_2(-fmaf(m, scale, shift));
+        }
         for (int e = 0; e < EACH; ++e) d += power_of_2((v[e] - m) * scale);
         return d;
     }

@@ -7,7 +7,9 @@
 //          NaN counts as the largest logit, and makes all probabilities of its row NaN.
 #include "topk/online.h"
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+#define BLOCKS (EACH <= 16 && K <= 32 ? 1024 / THREADS : 1)                     // at once on a multiprocessor: 64 registers a thread
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 softmax_topk_online(const T* __restrict__ x, float* __restrict__ p, int* __restrict__ indices, float* __restrict__ lse,
                     int M, int N, float inverse) {
     __shared__ Exchange shared;

@@ -11,12 +11,13 @@
 #ifndef GROUP
 #define GROUP 16                                    // lanes that share a row: 8, 16 or 32; compile with -DGROUP=...
 #endif
+#define BLOCKS (EACH > 16 || GROUP > 16 ? 1 : __CUDA_ARCH__ < 800 ? 8 : 9)     // at once on a multiprocessor: 56 registers a thread
 #define ROOM 64                                     // logits of a row that reach the bar; where more do, another way is taken
 static_assert(K <= GROUP && 32 % GROUP == 0, "see Limits");
 
 template <class V> __device__ inline V group_partner(V v, int bit) { return __shfl_xor_sync(ALL, v, bit); }
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, BLOCKS)
 softmax_topk_short(const T* __restrict__ x, float* __restrict__ p, int* __restrict__ indices, float* __restrict__ lse,
                    int M, int N, float inverse) {
     __shared__ Key keys[128 / GROUP][ROOM];
@@ -55,7 +56,7 @@ softmax_topk_short(const T* __restrict__ x, float* __restrict__ p, int* __restri
     before -= __popc(left);
 
     const auto put = [&](int i, Key key) {
-        p[row * K + i] = expf((key_logit(key) - m) * inverse) / d;
+        p[row * K + i] = __fdividef(power_of_2((key_logit(key) - m) * scale), d);
         indices[row * K + i] = key_column(key);
     };
     if (!__any_sync(ALL, count > ROOM)) {           // the usual case
@@ -64,11 +65,14 @@ softmax_topk_short(const T* __restrict__ x, float* __restrict__ p, int* __restri
             left ^= 1u << e;
             keys[group][at] = make_key(v.pick(e), column<GROUP>(j, lane, e));
         }
+        if (lane >= count) keys[group][lane] = 0;   // so that the first GROUP are compared without a question
         __syncwarp();
         for (int i = lane; i < count; i += GROUP) {
             const Key key = keys[group][i];
             int place = 0;
-            for (int other = 0; other < count; ++other) place += keys[group][other] > key;
+            for (int other = 0; other < GROUP; ++other) place += keys[group][other] > key;
+            #pragma unroll 1
+            for (int other = GROUP; other < count; ++other) place += keys[group][other] > key;
             if (place < K) put(place, key);
         }
     } else {                                        // many equal or masked logits: K times the best of what is left

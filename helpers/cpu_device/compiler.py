@@ -308,9 +308,10 @@ def _symbols(library: Path):
 
 
 def _compiler_specific(version: str, checked: bool) -> list[str]:
-    """No vector instructions, which would merge accesses; code in the order of the source, see counters.h; indices checked."""
+    """No vector instructions and no memcpy for a loop, which would merge accesses; code in the order of the source; indices checked."""
     if "clang" in version.lower():
-        return ("-fno-vectorize -fno-slp-vectorize -mllvm -tsan-instrument-read-before-write=1 -mllvm -disable-block-placement "
+        return ("-fno-vectorize -fno-slp-vectorize -fno-builtin-memcpy -fno-builtin-memset "
+                "-mllvm -tsan-instrument-read-before-write=1 -mllvm -disable-block-placement "
                 "-fsanitize=array-bounds,integer-divide-by-zero "
                 "-fno-sanitize-recover=array-bounds,integer-divide-by-zero").split() if checked else []
     flags = ["-fno-gnu-unique"]

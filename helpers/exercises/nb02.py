@@ -243,6 +243,13 @@ def _compress(row, visible):
     return _masked(row[visible], visible[visible])
 
 
+def _visible_alone(row, visible):
+    y = np.zeros_like(row)
+    e = np.exp(row[visible] - row[visible].max())
+    y[visible] = e / e.sum()
+    return y
+
+
 def _changes_row(row, visible):
     row[~visible] = -INF
     return _masked(row, visible)
@@ -265,6 +272,7 @@ def _changes_row(row, visible):
         "bias added": (_add_bias, "replace, do not add"),
         "hidden entries dropped": (_compress, "shape"),
         "input changed": (_changes_row, "changed its input"),
+        "maximum of nothing": (_visible_alone, "when nothing is visible, your function raised"),
     })
 def judge_mask(answer):
     rng = np.random.default_rng(21)
@@ -274,7 +282,12 @@ def judge_mask(answer):
     def judge_one(x, seen, text):
         before = x.copy()
         with np.errstate(all="ignore"):
-            got = call(answer, x, seen.copy())
+            try:
+                got = call(answer, x, seen.copy())
+            except Wrong as wrong:
+                if not seen.any() and "raised" in str(wrong):
+                    raise Wrong(f"when nothing is visible, {wrong}") from None
+                raise
         if not np.array_equal(x, before, equal_nan=True):
             raise Wrong("your function changed its input; the caller still needs the scores")
         got = _array(got, x.shape, x.dtype)

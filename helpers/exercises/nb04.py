@@ -93,6 +93,11 @@ def _each_alone(chunks):
     return [reference.softmax(chunk) for chunk in chunks]
 
 
+def _stream_naive(chunks):
+    d = sum(np.exp(chunk).sum() for chunk in chunks)
+    return [np.exp(chunk) / d for chunk in chunks]
+
+
 def _one_pass(chunks):
     total, out = EMPTY, []
     for chunk in chunks:
@@ -157,6 +162,7 @@ def _stream_zeros(chunks):
     solution=_stream,
     wrong={
         "each chunk on its own": (_each_alone, "own sum"),
+        "no maximum at all": (_stream_naive, "without the maximum"),
         "one walk": (_one_pass, "state so far"),
         "collects the row": (_whole_row, "overwritten"),
         "started at 0": (_stream_from_zero, "started at 0"),
@@ -200,6 +206,8 @@ def _judge_stream(answer):
         if abs(got[1].sum() / reference.softmax(np.concatenate(first))[3:].sum() - 1) < 1e-9:
             raise Wrong("the early chunks use the state so far; write only after the last chunk has been merged")
         raise Wrong("the two chunks have different maxima: each normalizer needs its factor before the two are added")
+    if not np.isfinite(np.concatenate(run([900.0, 901.0], [902.0]))).all():
+        raise Wrong("scores near 900 overflow: no exponential without the maximum")
     if not right(run([-900.0, -901.0], [-902.0]), [-900.0, -901.0], [-902.0]):
         raise Wrong("a row far below 0 fails: was the running maximum started at 0?")
     for chunks in (([], [1.0, 2.0]), ([1.0], [], [2.0, 3.0])):

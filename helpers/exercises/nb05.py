@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from helpers import cpu_device
-from helpers.exercises import Wrong, call, exercise
+from helpers.exercises import Wrong, call, exercise, kernels
 from helpers.exercises.kernels import build, changed, run, said_by
 from helpers.snippets import load
 
@@ -196,8 +196,8 @@ def _explain_race(error) -> str:
         'show_diff("exercises/05_race.cu", "solutions/05_race.cu") shows a solution.',
     ),
     solution="solutions/05_race.cu",
+    untouched="651a321d",
     wrong={
-        "untouched": ("exercises/05_race.cu", "yet to read the old value"),
         "only the reuse repaired": (changed(_RACE_FREE, (_LEVEL, "//")), "level of the tree"),
         "barrier inside the if": (changed(_RACE_FREE, (_TREE, _TREE_IN_IF)), "outside of every if"),
         "a barrier for some": (changed(_RACE_FREE, (_REUSE, "if (t < threads / 2) __syncthreads();  //")), "not reached by all"),
@@ -208,31 +208,44 @@ def _explain_race(error) -> str:
                                                      _SECOND + "    for (int half = threads / 2; half > 1;")), "whole tree"),
         "sign": (changed(_RACE_FREE, ("high + partial[0]", "high - partial[0]")), "minus the largest"),
         "one row only": (changed(_RACE_FREE, ("if (t == 0) y", "if (t == 0 && blockIdx.x == 0) y")), "never written"),
+        "low from 0": (changed(_RACE_FREE, ("float low = NEG_INF", "float low = 0")), "maximum of nothing"),
+        "NaN dropped": (changed(_RACE_FREE, ("low = nan_max(low", "low = fmaxf(low"), ("high = nan_max(high", "high = fmaxf(high")),
+                        "holds a NaN"),
         "does not compile": (changed(_RACE_FREE, (_REUSE, "__syncthreads()  //")), "does not compile"),
     },
 )
 def _judge_race(answer):
     kernel = build(answer, "row_range")
     for M, N, threads in ((2, 300, 128), (3, 1, 32), (2, 40, 64), (1, 1000, 1024), (4, 77, 256)):
-        X = np.random.default_rng([5, M, N]).standard_normal((M, N), dtype=np.float32) - 3
+        X = np.random.default_rng([5, M, N]).standard_normal((M, N), dtype=np.float32)
+        X += np.resize([-9, 9], (M, 1)).astype(np.float32)  # rows below 0 and rows above
+        if N == 77:
+            X[np.arange(M), [0, 31, 50, 76]] = np.nan
         want = X.max(axis=1) - X.min(axis=1)
         for seed in (0, 1, 2):
             x, y = cpu_device.asarray(X), cpu_device.empty(M, np.float32)
             case = f"M = {M}, N = {N}, {threads} threads"
             run(kernel, case, (M,), (threads,), (x, y, np.int32(M), np.int32(N)), (y,), _explain_race, seed)
             got = y.get()
-            if np.array_equal(got, want):
+            if np.array_equal(got, want, equal_nan=True):
                 continue
             if np.allclose(got, X.max(axis=1) + X.min(axis=1)):
                 raise Wrong(f"{case}: you return max + min; partial[0] holds minus the smallest element, "
                             "that is minus the largest of -x turned round: leave the last line as it was")
-            row = int(np.flatnonzero(got != want)[0])
+            row = int(np.flatnonzero((got != want) & ~(np.isnan(got) & np.isnan(want)))[0])
+            if np.isnan(want[row]):
+                raise Wrong(f"{case}: row {row} holds a NaN, so its range is NaN; fmaxf drops it, nan_max does not")
+            low = np.minimum(X[row].min(), 0) if X[row].min() > 0 else X[row].min()
+            if got[row] == max(X[row].max(), 0) - low:
+                raise Wrong(f"{case}: no race, but the range of row {row} reaches to 0, and no element of it is 0: with what does the "
+                            "maximum of nothing start?")
             raise Wrong(f"{case}: no race, but the range of row {row} is {want[row]:.4f} and you return {got[row]:.4f}; "
                         "the loop over levels must run through the whole tree")
 
 
 # ----------------------------------------------------------------------------------------------- 05-coalesce
 
+COPY_SHARE = 0.5  # of a copy's speed, that 05-coalesce must reach on a GPU
 _COALESCED = load("solutions/05_coalesce.cu")
 _LOOP = "    for (int i = id; i < n; i += threads) y[i] = 2 * x[i];"
 _ROUNDS = "    for (int k = 0; k * threads < n; ++k) y[id + k * threads] = 2 * x[id + k * threads];"
@@ -247,8 +260,9 @@ def _explain_coalesce(error) -> str:
         return f"{error.array}[{error.index}] is touched, behind the end: the last turn of some threads has no element left"
     if error.kind == "unwritten":
         return f"y[{error.index}] is never written: a thread may have to take more than one element"
-    if error.kind == "block_race":
-        return f"two blocks write the same element, y[{error.index}]: a step must pass over the threads of the whole grid"
+    if error.kind in ("block_race", "race"):
+        who = "two blocks" if error.kind == "block_race" else "two threads of a block"
+        return f"{who} write the same element, y[{error.index}]: a step must pass over the threads of the whole grid"
     return said_by(error)
 
 
@@ -262,11 +276,12 @@ def _explain_coalesce(error) -> str:
         'show_diff("exercises/05_coalesce.cu", "solutions/05_coalesce.cu") shows a solution.',
     ),
     solution="solutions/05_coalesce.cu",
+    untouched="3ce7ad72",
     wrong={
-        "untouched": ("exercises/05_coalesce.cu", "32.0 sectors a load request"),
         "one element a thread": (changed(_COALESCED, (_LOOP, "    if (id < n) y[id] = 2 * x[id];")), "more than one element"),
         "no guard": (changed(_COALESCED, (_LOOP, _ROUNDS)), "behind the end"),
         "tail dropped": (changed(_COALESCED, ("i < n;", "i + threads <= n;")), "never written"),
+        "step of a warp": (changed(_COALESCED, ("i += threads", "i += 32")), "two threads of a block"),
         "step of a block": (changed(_COALESCED, ("i += threads", "i += blockDim.x")), "whole grid"),
         "every block takes all": (changed(_COALESCED, ("int i = id; i < n; i += threads", "int i = threadIdx.x; i < n; i += blockDim.x")),
                                    "two blocks"),
@@ -295,3 +310,8 @@ def _judge_coalesce(answer):
                 why = "; neighbouring threads must not sit in neighbouring blocks" if t.sectors < 6 * least and blocks > 1 else ""
                 raise Wrong(f"{case}: {t.sectors / t.requests:.1f} sectors a {name} request; {n:,} floats fill {least:,} sectors and "
                             f"you touch {t.sectors:,}{why}")
+    if kernels.on_gpu:
+        n = 1 << 27
+        share = kernels.share_of_a_copy(answer, "double_all", (1056,), (256,), lambda x, y: (x, y, np.int32(n)), n)
+        if share < COPY_SHARE:
+            raise Wrong(f"right, but only {share:.0%} as fast as a copy of {n:,} floats; {COPY_SHARE:.0%} is asked")

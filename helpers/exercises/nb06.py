@@ -1,4 +1,4 @@
-"""Exercises of notebook 06: counters by hand, the head and tail of a float4 kernel, a tree turned into shuffles."""
+"""Exercises of notebook 06: counters by hand, the head and tail of a float4 kernel, a tree turned into shuffles, bank conflicts."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def _explain_tail(N):
         'is the rest. show_diff("exercises/06_tail.cu", "solutions/06_tail.cu") shows a solution.',
     ),
     solution="solutions/06_tail.cu",
+    untouched="d11954f6",
     wrong={
-        "untouched": ("exercises/06_tail.cu", "belong to a vector"),
         "no head": (changed(_TAIL, (_HEAD, "head = 0")), "not a multiple of 16"),
         "head by N": (changed(_TAIL, (_HEAD, "head = min(N, N % 4)")), "N = 67: the kernel accesses"),
         "head in bytes": (changed(_TAIL, (_HEAD, "head = min(N, (int)(-(size_t)x % 16))")), "column 4,"),
@@ -186,8 +186,8 @@ def _explain_shuffle(warps):
         'show_diff("exercises/06_shuffle.cu", "solutions/06_shuffle.cu") shows a solution.',
     ),
     solution="solutions/06_shuffle.cu",
+    untouched="df455b97",
     wrong={
-        "untouched": ("exercises/06_shuffle.cu", "8 barriers"),
         "inside the warp only": (changed(_SHUFFLE, (_MEET, ""), (_READ + _STAGE, "")), "other warps"),
         "no barrier": (changed(_SHUFFLE, (_MEET, _STORE)), "all threads must meet"),
         "idle lanes read": (changed(_SHUFFLE, (_READ, "    sum = partial[t % 32];\n")), "fewer than lanes"),
@@ -198,7 +198,7 @@ def _explain_shuffle(warps):
                                                             "        __syncthreads();\n    }\n")), "all threads must meet"),
         "early return": (changed(_SHUFFLE, ("    float sum = 0;", "    if (t >= N) return;\n    float sum = 0;")), "all 32 lanes"),
         "warp 0 for all": (changed(_SHUFFLE, (_MEET + _READ + _STAGE, _BY_WARP_0)), "2 barriers"),
-        "every lane stores": (changed(_SHUFFLE, (_STORE, "    partial[t / 32] = sum;\n")), "in line 17"),
+        "every lane stores": (changed(_SHUFFLE, (_STORE, "    partial[t / 32] = sum;\n")), "one lane of a warp stores"),
         "no square root": (changed(_SHUFFLE, ("1 / sqrtf(sum)", "1 / sum")), "length"),
     },
 )
@@ -237,3 +237,91 @@ def _wrong_norm(X, got, want, threads):
         which = f"lanes 0 to {lanes[-1]} of each warp have" if len(lanes) > 1 else f"lane {lanes[0]} of each warp has"
         return f"only {which} the whole sum, and every lane needs it"
     return "the rows do not have length 1; is every element's square added once, by every thread?"
+
+
+# -------------------------------------------------------------------------------------------------- 06-banks
+
+_BANKS = load("solutions/06_banks.cu")
+_STORE_TILE = "            if (lane < columns) tile[r][lane] = x[(long long)r * N + start + lane];"
+_WALK = "            if (lane < rows) sum += tile[lane][c];"
+_SYNC = "        __syncwarp();\n"
+_TILE = "    __shared__ float tile[32][33];\n"
+
+
+def _explain_banks(error):
+    where = f" in line {error.line}" if error.line else ""
+    if error.kind == "race":
+        lines = " and ".join(map(str, sorted({error.line, error.other_line} - {None})))
+        return (f"a race on tile between the lines {lines}: all lanes must have stored before one reads another's column, and all "
+                "must have read before the next tile is stored")
+    if error.kind == "out_of_bounds":
+        return (f"{error.array}[{error.index}]{where} lies outside: the last block has fewer than 32 rows, the last tile fewer than "
+                "32 columns")
+    if error.kind == "uninitialized":
+        return f"tile is read{where} where nothing was stored: the walk and the store must agree on the place of an element"
+    if error.kind == "unwritten":
+        return f"y[{error.index}] is never written"
+    return None
+
+
+@exercise(
+    "06-banks", "Remove the bank conflicts",
+    hints=(
+        "There are 32 banks; the float at index k of shared memory lies in bank k % 32. In which banks are tile[0][c], tile[1][c], … "
+        "that the 32 lanes read at once?",
+        "Rows 32 floats apart begin in the same bank. How far apart must they be, so that 32 rows begin in 32 different banks?",
+        "33 floats: element c of row r lies at 33 * r + c, in bank (r + c) % 32. Declare the tile so; the extra column stays empty. "
+        'show_diff("exercises/06_banks.cu", "solutions/06_banks.cu") shows a solution.',
+    ),
+    solution="solutions/06_banks.cu",
+    untouched="f5bfc0f6",
+    wrong={
+        "two floats more": (changed(_BANKS, ("[33]", "[34]")), "still share a bank"),
+        "turned round": (changed(_BANKS, ("[33]", "[32]"), ("tile[r][lane]", "tile[lane][r]"), ("tile[lane][c]", "tile[c][lane]")),
+                         "moved to the stores"),
+        "without the tile": (changed(_BANKS, (_WALK, "            if (lane < rows) sum += x[(long long)lane * N + start + c];"),
+                                     (_STORE_TILE, "            if (lane < columns) tile[r][lane] = 0;")), "coalesced"),
+        "a tile of 64": (changed(_BANKS, ("[33]", "[65]")), "floats of shared memory"),
+        "no barrier before the walk": (changed(_BANKS, (_SYNC + "        for", "        for")), "a race on tile"),
+        "no barrier after the walk": (changed(_BANKS, (_SYNC + "    }", "    }")), "a race on tile"),
+        "every column stored": (changed(_BANKS, ("if (lane < columns) tile", "tile")), "fewer than 32 columns"),
+        "last columns dropped": (changed(_BANKS, ("start < N;", "start + 32 <= N;")), "last columns"),
+        "stored in one order, read in another": (changed(_BANKS, ("[33]", "[32]"), ("tile[r][lane]", "tile[r][(r ^ lane) % 32]"),
+                                                         ("tile[lane][c]", "tile[lane][(lane + c) % 32]")), "sum of row"),
+        "sum from 1": (changed(_BANKS, ("sum = 0", "sum = 1")), "off by 1"),
+        "does not compile": (changed(_BANKS, (_TILE, "    __shared__ float tile[32][33]\n")), "does not compile"),
+    },
+)
+def _judge_banks(answer):
+    kernel = build(answer, "row_sums")
+    for M, N in ((32, 64), (64, 32), (32, 40), (5, 100), (70, 33), (33, 1), (1, 31)):
+        X = np.random.default_rng([8, M, N]).integers(-99, 99, (M, N)).astype(np.float32)  # sums are exact
+        case = f"M = {M}, N = {N}"
+        for seed in (0, 1):
+            x, y = cpu_device.asarray(X), cpu_device.empty(M, np.float32)
+            c = run(kernel, case, (-(-M // 32),), (32,), (x, y, np.int32(M), np.int32(N)), (y,), _explain_banks, seed)
+            _compare_sums(case, X, y.get())
+        blocks = -(-M // 32)
+        if c.loads.sectors > -(-M * N // 8) + 2 * M or c.loads.bytes > 4 * M * N:
+            raise Wrong(f"{case}: right, but x is no longer read coalesced and once: {c.loads.sectors:,} sectors for {M * N:,} floats; "
+                        "keep the tile")
+        for what, totals, other in (("loads", c.shared_loads, c.shared_stores), ("stores", c.shared_stores, c.shared_loads)):
+            if totals.extra_wavefronts:
+                moved = " The conflicts have moved to the stores." if what == "stores" and not other.extra_wavefronts else ""
+                raise Wrong(f"{case}: right, but {totals.requests} shared {what} take {totals.extra_wavefronts} extra turns: lanes still "
+                            f"share a bank.{moved}")
+        if (size := kernel.shared_size_bytes) > 32 * 33 * 4:
+            raise Wrong(f"{case}: right, but with {size // 4:,} floats of shared memory; {32 * 33:,} are enough")
+        if c.shared_stores.instructions > M * N or c.barriers > 2 * blocks * -(-N // 32):
+            raise Wrong(f"{case}: right, but with more stores or barriers than the exercise has")
+
+
+def _compare_sums(case, X, got):
+    want = X.sum(axis=1)
+    if np.array_equal(got, want):
+        return
+    row = int(np.flatnonzero(got != want)[0]) if not np.isnan(got).any() else int(np.flatnonzero(np.isnan(got))[0])
+    whole = X.shape[1] // 32 * 32
+    if np.array_equal(got, X[:, :whole].sum(axis=1)):
+        raise Wrong(f"{case}: the last columns, which do not fill a tile, are missing")
+    raise Wrong(f"{case}: the sum of row {row} is {want[row]:g} and you return {got[row]:g}, off by {got[row] - want[row]:g}")

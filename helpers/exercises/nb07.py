@@ -130,7 +130,7 @@ def _judge_long(answer):
 _MERGE = load("solutions/07_merge.cu")
 _LOOP = "    for (int bit = 16; bit > 0; bit /= 2) {\n"
 _GUARD = "        if (m_new == NEG_INF) continue;             // both empty; no shuffle is left out by that\n"
-_BOTH, _THEN = "        d = d * expf(m - m_new) + d_other * expf(m_other - m_new);\n", "        m = m_new;\n    }\n\n    if"
+_BOTH, _THEN = "        d = d * expf(m - m_new) + d_other * expf(m_other - m_new);\n", "        m = m_new;\n    }\n    // --- end"
 _OTHER = ("        const float m_other = __shfl_xor_sync(0xffffffff, m, bit);\n"
           "        const float d_other = __shfl_xor_sync(0xffffffff, d, bit);\n")
 _LANE_BY_LANE = "    const float m_own = m, d_own = d;\n    for (int lane_i = 1; lane_i < 32; ++lane_i) {\n"
@@ -155,8 +155,8 @@ def _explain_merge(error):
         'show_diff("exercises/07_merge.cu", "solutions/07_merge.cu") shows a solution.',
     ),
     solution="solutions/07_merge.cu",
+    untouched="6a88b2ee",
     wrong={
-        "untouched": ("exercises/07_merge.cu", "lane 0"),
         "not rescaled": (changed(_MERGE, (_BOTH, "        d = d + d_other;\n")), "different maxima"),
         "partner not rescaled": (changed(_MERGE, (" + d_other * expf(m_other - m_new)", " + d_other")), "one side"),
         "m too early": (changed(_MERGE, (_BOTH + _THEN, "        m = m_new;\n" + _BOTH + _THEN[18:])), "old maximum"),
@@ -178,12 +178,14 @@ def _judge_merge(answer):
     half_masked[0, :50] = half_masked[1, 7:] = -np.inf
     spoiled = rng.standard_normal((2, 70), dtype=np.float32)
     spoiled[0, 33] = spoiled[1, 69] = np.nan
+    lonely = np.full((2, 40), -np.inf, np.float32)  # nothing but a NaN
+    lonely[0, 5] = lonely[1, 39] = np.nan
     inputs = {
         "random rows": [*normal, falling],
         "rows far below 0": [normal[2] - 1000, rng.standard_normal((2, 40)).astype(np.float32) - 90],
         "rows shorter than a warp": [rng.standard_normal((2, N), dtype=np.float32) for N in (31, 5, 1)],
         "rows masked in part": [half_masked], "rows masked in whole": [np.full((2, 40), -np.inf, np.float32)],
-        "rows with a NaN": [spoiled],
+        "rows with a NaN": [spoiled], "rows of -inf and one NaN": [lonely],
     }
     for name, arrays in inputs.items():
         for X in arrays:
@@ -245,6 +247,9 @@ def _explain_one(error):
         return f"x[{error.index}] is read{where}, behind the end: a short row does not fill all PER_LANE places"
     if error.kind == "out_of_bounds" and error.array == "y":
         return f"y[{error.index}] is written{where}, behind the end: a short row does not fill all PER_LANE places"
+    if error.kind == "out_of_bounds":
+        return (f"{error.array}[{error.index}]{where} lies outside of the lane's own array: its place i holds the row's element "
+                "lane + 32 * i")
     if error.kind == "block_race":
         return f"two blocks write y[{error.index}]{where}: a short row runs into the next"
     if error.kind == "unwritten":
@@ -264,11 +269,12 @@ def _explain_one(error):
         'store. show_diff("exercises/07_one_pass.cu", "solutions/07_one_pass.cu") shows a solution.',
     ),
     solution="solutions/07_one_pass.cu",
+    untouched="8c43fd2e",
     wrong={
-        "untouched": ("exercises/07_one_pass.cu", "3 times"),
         "two reads": (changed(_ONE, ("] = (v[i]", "] = (((volatile const float*)x)[lane + 32 * i]")), "2 times"),
         "no guard at the load": (changed(_ONE, (_LOAD, "v[i] = x[lane + 32 * i];")), "x["),
         "no guard at the store": (changed(_ONE, ("        if (lane + 32 * i < N) y", "        y")), "short row runs"),
+        "numbered by the row": (changed(_ONE, ("m = nan_max(m, v[i]);", "m = nan_max(m, v[lane + 32 * i]);")), "own array"),
         "filled with 0": (changed(_ONE, (_LOAD, _LOAD.replace("NEG_INF", "0"))), "empty places"),
         "lane maximum": (changed(_ONE, ("    m = warp_max(m);\n", "")), "each lane"),
         "lane sum": (changed(_ONE, ("warp_sum(d)", "d")), "sum of one lane"),
@@ -289,7 +295,8 @@ def _judge_one(answer):
     inputs = {
         "random rows": [rng.standard_normal((3, N), dtype=np.float32) for N in (512, 480, 33, 1)],
         "rows far below 0": [rng.standard_normal((2, 45)).astype(np.float32) - 1000],
-        "a wide row": [np.linspace(-400, 0, 200, dtype=np.float32).reshape(1, 200)],
+        "rising and falling rows": [np.stack([np.linspace(-a, a - 400, 200, dtype=np.float32) for a in (400, 0)])],
+        "one element far above the others": [np.float32(1000) * (np.arange(512) == 33 * np.arange(16)[:, None] % 512)],
         "rows near 30,000": [(rng.standard_normal((2, 300)) + 30_000).astype(np.float32)],
         "masked elements": [masked], "rows masked in whole": [np.full((2, 40), -np.inf, np.float32)], "rows with a NaN": [spoiled],
     }

@@ -8,7 +8,7 @@ import numpy as np
 
 from helpers import cpu_device, reference
 from helpers.exercises import Wrong, call, exercise
-from helpers.exercises.kernels import changed, run
+from helpers.exercises.kernels import build, changed, run
 from helpers.snippets import load
 
 INF, NAN = math.inf, math.nan
@@ -401,8 +401,8 @@ def _explain_argmax(error):
         'show_diff("exercises/10_argmax.cu", "solutions/10_argmax.cu") shows a solution.',
     ),
     solution="solutions/10_argmax.cu",
+    untouched="95c46d30",
     wrong={
-        "untouched": ("exercises/10_argmax.cu", "lane 0's elements alone"),
         "own column kept": (changed(_ARGMAX, (_PICK, "")), "never takes over"),
         "ties to the partner": (changed(_ARGMAX, ("at_other < at)", "at_other != at)")), "equal logits"),
         "ties kept": (changed(_ARGMAX, (" || (m_other == m && at_other < at)", "")), "equal logits"),
@@ -415,9 +415,7 @@ def _explain_argmax(error):
     },
 )
 def _judge_argmax(answer):
-    if not isinstance(answer, str):
-        raise Wrong('pass the source of the kernel: load("exercises/10_argmax.cu")')
-    kernel = cpu_device.RawKernel(load(answer) if answer.endswith(".cu") else answer, "argmax", options=("-std=c++17",))
+    kernel = build(answer, "argmax")
     rng = np.random.default_rng(14)
     rising = np.tile(np.arange(90, dtype=np.float32) / 8, (2, 1))
     ties = rng.integers(0, 4, size=(5, 100)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Exercises of notebook 11."""
+"""Exercises of notebook 11: backward from the LSE, a loss over shards, and a plausible kernel with three mistakes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import math
 
 import numpy as np
 
+from helpers import cpu_device
 from helpers.exercises import Wrong, call, exercise
+from helpers.exercises.kernels import build, changed, run
+from helpers.snippets import load
 
 INF, NAN = math.inf, math.nan
 
@@ -259,6 +262,7 @@ def _judge_shards(answer):
             ("three pieces of different sizes", (2, 5, 1), 7, 0, np.float64), ("one piece", (6,), 0, 0, np.float64),
             ("scores near 1000", (4, 3), 1, 1000, np.float64), ("scores near -1000", (4, 3), 6, -1000, np.float64),
             ("a piece far below the others", (3, 3), 1, (0, -500), np.float64),
+            ("scores far apart in one piece", (3, 3), 1, (np.array([-900.0, 0.0, 900.0]), 0), np.float64),
             ("a piece of only -inf", (3, 3), 4, (-INF, 0), np.float64), ("float32 scores near 20,000", (5, 4), 3, 20_000, np.float32)):
         shifts = shift if isinstance(shift, tuple) else (shift,) * len(sizes)
         parts = [(2 * rng.normal(size=n) + s).astype(dtype) for n, s in zip(sizes, shifts, strict=True)]
@@ -320,3 +324,98 @@ def _explain_shards(case, parts, target, loss, gradients, rtol):
     if len(totals) > 1 and all(min(abs(t), abs(t - 1)) < 1e-6 for t in totals):
         raise Wrong(f"{case}: each piece is divided by its own d; probabilities of the whole vocabulary need the merged d")
     raise Wrong(f"{case}: wrong gradients; the 1 is subtracted in one piece only, at target - start")
+
+
+# --------------------------------------------------------------------------------------------------- 11-find
+
+_FOUND = load("solutions/11_find.cu")
+_BARRIER = "    __syncthreads();                                // 3: thread"
+_STORED = "    if (t % 32 == 0) partial[t / 32] = sum;\n    __syncthreads();\n"
+_START, _GRADIENT = "    float sum = 0;", "dx[j] = expf(x[j] - zero) * (dy[j] - partial[0]);"
+_ADD = "    if (t == 0)\n        for (int w = 1; w < threads / 32; ++w) partial[0] += partial[w];\n"
+
+
+def _explain_find(error):
+    where = f" in line {error.line}" if error.line else ""
+    if error.kind in ("barrier", "collective"):
+        return (f"the barrier or shuffle{where} is not reached by all threads of the block: some have returned, but a thread without "
+                "elements still has to work along")
+    if error.kind == "race":
+        lines = " and ".join(map(str, sorted({error.line, error.other_line} - {None})))
+        return f"a race on partial[{error.index}], line{'s' * (' and ' in lines)} {lines}: a thread reads the sum while another is still adding or storing"
+    if error.kind == "uninitialized":
+        return f"partial[{error.index}] is read{where} before any warp has stored it"
+    if error.kind == "unwritten":
+        return f"dx[{error.index}] is never written"
+    return None
+
+
+@exercise(
+    "11-find", "Find the mistakes in a plausible kernel",
+    hints=(
+        "Ask of every return and every if: do all threads of the block still reach each barrier and each shuffle behind it?",
+        "Ask of every number in shared memory: who wrote it last, who reads it, and which barrier lies between the two?",
+        "Ask of every exponent: can it be -inf - -inf? reduce.h has origin(m) for that. "
+        'show_diff("exercises/11_find.cu", "solutions/11_find.cu") shows a solution.',
+    ),
+    solution="solutions/11_find.cu",
+    untouched="a491e79e",
+    wrong={
+        "early return left": (changed(_FOUND, (_START, "    if (t >= N) return;\n" + _START)), "not reached by all threads"),
+        "barrier left out": (changed(_FOUND, (_BARRIER, "//")), "still adding"),
+        "first barrier removed": (changed(_FOUND, (_STORED, _STORED.replace("__syncthreads();", ""))), "on partial["),
+        "dead rows": (changed(_FOUND, ("origin(lse[blockIdx.x])", "lse[blockIdx.x]")), "-inf - -inf"),
+        "dead rows skipped": (changed(_FOUND, (_START, "    if (lse[blockIdx.x] == NEG_INF) return;\n" + _START)), "never written"),
+        "every NaN to 0": (changed(_FOUND, (_GRADIENT, f"{{ {_GRADIENT} if (dx[j] != dx[j]) dx[j] = 0; }}")), "hides"),
+        "sum of one warp": (changed(_FOUND, (_ADD, ""), (_GRADIENT, _GRADIENT.replace("partial[0]", "partial[t / 32]"))), "own warp"),
+        "sum of the first warp": (changed(_FOUND, (_ADD, "")), "first warp"),
+        "lanes not added": (changed(_FOUND, ("warp_sum(sum)", "sum")), "differs"),
+        "plain sum": (changed(_FOUND, ("sum += expf(x[j] - zero) * dy[j]", "sum += dy[j]")), "weighted"),
+        "last element": (changed(_FOUND, ("j < N; j += threads) dx", "j < N - 1; j += threads) dx")), "never written"),
+    },
+)
+def _judge_find(answer):
+    kernel = build(answer, "softmax_backward")
+    rng = np.random.default_rng(113)
+    for name, M, N, threads in (("random rows", 2, 300, 64), ("random rows", 2, 500, 256), ("rows shorter than the block", 2, 40, 128),
+                                ("one column", 3, 1, 32), ("one warp", 2, 70, 32), ("a masked row and one of only -inf", 3, 40, 64),
+                                ("scores near 1000", 2, 65, 64), ("a NaN in dy", 2, 50, 64), ("one large dy", 1, 96, 96)):
+        x, dy = (rng.standard_normal((M, N)).astype(np.float32) for _ in range(2))
+        x += 1000 * ("1000" in name)
+        if "-inf" in name:
+            x[0, ::3], x[1] = -INF, -INF
+        if "NaN" in name:
+            dy[1, N - 1] = NAN
+        if "large" in name:  # each element decides the sum in turn
+            x, dy = np.zeros((N, N), np.float32), 1000 * np.eye(N, dtype=np.float32)
+            M = N
+        lse = np.where(np.isneginf(x).all(axis=1), -INF, np.logaddexp.reduce(x.astype(np.float64), axis=1)).astype(np.float32)
+        case = f"{name}, M = {M}, N = {N}, {threads} threads"
+        for seed in (0, 1, 2)[:1 if "large" in name else 3]:
+            given = [cpu_device.asarray(a) for a in (x, lse, dy)]
+            dx = cpu_device.empty((M, N), np.float32)
+            run(kernel, case, (M,), (threads,), (*given, dx, np.int32(M), np.int32(N)), (dx,), _explain_find, seed)
+            _compare_dx(case, x, lse, dy, dx.get(), threads)
+
+
+def _compare_dx(case, x, lse, dy, got, threads):
+    with np.errstate(invalid="ignore"):
+        y = np.exp(x.astype(np.float64) - np.where(lse == -INF, 0, lse)[:, None])
+        y[lse == -INF] = 0
+        want = y * (dy - (y * dy).sum(axis=1, keepdims=True))
+        near = (np.isnan(want) & np.isnan(got)) | (abs(got - want) <= 1e-5 * (1 + np.nanmax(abs(dy))) * np.maximum(y, 1e-3))
+    if near.all():
+        return
+    row = int(np.flatnonzero(~near.all(axis=1))[0])
+    if lse[row] == -INF:
+        raise Wrong(f"{case}: row {row} is all -inf and its gradient should be 0: where is -inf - -inf computed?")
+    if np.isnan(dy[row]).any():
+        raise Wrong(f"{case}: row {row} has a NaN in dy, so all of its dx are NaN; turning every NaN into 0 hides it")
+    warp = np.arange(x.shape[1]) % threads // 32
+    own = np.array([(y[row] * dy[row])[warp == w].sum() for w in range(threads // 32)])
+    for text, s in (("every thread subtracts the sum of its own warp", own[warp]),
+                    ("every thread subtracts the sum of the first warp", own[0]),
+                    ("the sum of dy must be weighted with y", dy[row].sum())):
+        if np.allclose(got[row], y[row] * (dy[row] - s), rtol=1e-3, atol=1e-6):
+            raise Wrong(f"{case}: row {row}: {text}")
+    raise Wrong(f"{case}: row {row} differs from y * (dy - sum of y * dy)")

@@ -1,4 +1,4 @@
-"""Exercises of notebook 12."""
+"""Exercises of notebook 12: a tile of attention, which tiles to visit, joining halves, and a test that only right merges pass."""
 # ruff: noqa: E741 - O is what the course calls the output
 
 from __future__ import annotations
@@ -457,3 +457,188 @@ def _judge_combine(answer):
     o, lse = run(spoiled, b)
     if not (np.isnan(o[1]).all() and np.isnan(lse[1]) and np.isfinite(np.delete(o, 1, axis=0)).all()):
         raise Wrong("a query that is NaN in one part must be NaN in the result, and no other query")
+
+
+# ------------------------------------------------------------------------------------------------- 12-prove
+
+
+def state(scores, v):
+    """(m, d, O) of some keys: scores [n], v [n, D]."""
+    m = scores.max(initial=-np.inf)
+    p = np.exp(scores - (0.0 if m == -np.inf else m))
+    return m, p.sum(), p @ v
+
+
+def _holds(merge):
+    rng = np.random.default_rng(0)
+    for size in (1, 10, 1000):
+        for n in (0, 1, 5, 9):
+            scores, v = size * rng.standard_normal(9), rng.standard_normal((9, 4))
+            for masked in (np.zeros(9, bool), rng.random(9) < 0.5, np.arange(9) < n, np.arange(9) >= n, np.ones(9, bool)):
+                x = np.where(masked, -np.inf, scores)
+                with np.errstate(all="ignore"):
+                    got = merge(state(x[:n], v[:n]), state(x[n:], v[n:]))
+                for a, b in zip(got, state(x, v), strict=True):
+                    if not np.allclose(a, b, rtol=1e-9, atol=1e-9):  # a NaN is not close to anything
+                        return False
+    nan = (np.nan, np.nan, np.full(4, np.nan))
+    other = state(scores, v)
+    return bool(np.isnan(merge(nan, other)[1]) and np.isnan(merge(other, nan)[1]))
+
+
+def _merged(a, b, guard=True):
+    m = np.maximum(a[0], b[0])
+    zero = 0.0 if guard and m == -np.inf else m
+    f_a, f_b = np.exp(a[0] - zero), np.exp(b[0] - zero)
+    return m, a[1] * f_a + b[1] * f_b, a[2] * f_a + b[2] * f_b
+
+
+def _through_logarithms(a, b):
+    m, d, O = _merged(a, b)
+    if m == -np.inf:
+        return m, d, O
+    return m, np.exp(np.logaddexp(*(s[0] + np.log(s[1]) if s[1] else -np.inf for s in (a, b))) - m), O
+
+
+def _first_m(a, b):
+    m, d, O = _merged(a, b)
+    return (m if a[0] >= b[0] else a[0]), d, O
+
+
+def _empty_wins(a, b):
+    return a if a[0] == -np.inf else b if b[0] == -np.inf else _merged(a, b)
+
+
+def _from_zero(a, b):
+    m, d, O = _merged(a, b)
+    top = max(m, 0.0)
+    return top, d * np.exp(m - top), O * np.exp(m - top)
+
+
+def _factors_swapped(a, b):
+    if min(a[0], b[0]) == -np.inf:
+        return _merged(a, b)
+    return _merged((b[0], *a[1:]), (a[0], *b[1:]))
+
+
+def _forgets_low(a, b):
+    return a if a[0] > b[0] + 10 else b if b[0] > a[0] + 10 else _merged(a, b)
+
+
+def _merge_without_shift(a, b):
+    m = max(a[0], b[0])
+    if m == -np.inf:
+        return a
+    return m, *((s * np.exp(a[0]) + t * np.exp(b[0])) / np.exp(m) for s, t in zip(a[1:], b[1:], strict=True))
+
+
+def _hides_nan(a, b):
+    return b if np.isnan(a[1]) else a if np.isnan(b[1]) else _merged(a, b)
+
+
+_RIGHT_MERGES = {
+    "the formula": _merged,
+    "d through logarithms": _through_logarithms,
+    "the other order of terms": lambda a, b: _merged(b, a),
+}
+_WRONG_MERGES = {  # what a merge does -> (the merge, what would show it)
+    "adds d and O as they are": (lambda a, b: (np.maximum(a[0], b[0]), a[1] + b[1], a[2] + b[2]),
+                                 "It is commutative and associative, and still wrong: compare with the state of all keys."),
+    "rescales d, but not O": (lambda a, b: (*_merged(a, b)[:2], a[2] + b[2]), "Compare all three members."),
+    "keeps the m of the first state": (_first_m, "Try the larger maximum on either side."),
+    "averages O": (lambda a, b: (*_merged(a, b)[:2], _merged(a, b)[2] / 2), "Compare all three members."),
+    "has no guard": (lambda a, b: _merged(a, b, guard=False), "Merge two states that have seen no key."),
+    "returns the empty state if one of the two is empty": (_empty_wins, "The empty state must change nothing, from either side."),
+    "starts the maximum at 0": (_from_zero, "Try scores that are all below 0."),
+    "swaps the factors": (_factors_swapped, "The two states need different maxima."),
+    "forgets a state more than 10 below": (_forgets_low, "exp(-10) is 5e-5 and not 0: try scores of size 10, and ask how close the "
+                                                         "results must be."),
+    "computes exp(m) without a shift": (_merge_without_shift, "Try scores in the hundreds."),
+    "drops a NaN": (_hides_nan, "One state may hold a NaN, on either side."),
+}
+
+
+def _holds_close(a, b, tolerance=1e-9):
+    return all(np.allclose(s, t, rtol=tolerance, atol=tolerance, equal_nan=True) for s, t in zip(a, b, strict=True))
+
+
+def _only_algebra(merge):
+    rng = np.random.default_rng(1)
+    a, b, c = (state(rng.standard_normal(3), rng.standard_normal((3, 4))) for _ in range(3))
+    return _holds_close(merge(a, b), merge(b, a)) and _holds_close(merge(merge(a, b), c), merge(a, merge(b, c)))
+
+
+def _only_random(merge):
+    rng = np.random.default_rng(1)
+    x, v = rng.standard_normal(8), rng.standard_normal((8, 4))
+    return _holds_close(merge(state(x[:3], v[:3]), state(x[3:], v[3:])), state(x, v))
+
+
+def _exactly_equal(merge):
+    rng = np.random.default_rng(1)
+    x, v = rng.standard_normal(8), rng.standard_normal((8, 4))
+    got, want = merge(state(x[:3], v[:3]), state(x[3:], v[3:])), state(x, v)
+    return all(np.array_equal(s, t) for s, t in zip(got, want, strict=True))
+
+
+def _only_d(merge):
+    rng = np.random.default_rng(1)
+    for _ in range(50):
+        x, v = 5 * rng.standard_normal(8), rng.standard_normal((8, 4))
+        if abs(merge(state(x[:3], v[:3]), state(x[3:], v[3:]))[1] - state(x, v)[1]) > 1e-9:
+            return False
+    return True
+
+
+def _no_nan(merge):
+    def quiet(a, b):
+        return _merged(a, b) if np.isnan(a[1]) or np.isnan(b[1]) else merge(a, b)
+    return _holds(quiet)
+
+
+def _loose(merge):
+    def rounded(a, b):
+        got, want = merge(a, b), _merged(a, b)
+        return want if _holds_close(got, want, 1e-2) else got
+    return _holds(rounded)
+
+
+@exercise(
+    "12-prove", "A test that only right merges pass",
+    hints=(
+        "Cut the same scores and values in two, merge the two states, and compare with state(...) of the whole: m, d and O, within "
+        "rounding.",
+        "One random row is not enough. Cut it everywhere, also at its ends; take scores of size 1 and of size 1000, above and below 0.",
+        "Mask some keys with -inf, all keys of one side, all keys of both. A NaN in one state must reach the result. np.allclose says "
+        "False to a NaN, and that is what you want everywhere else.",
+    ),
+    solution=_holds,
+    wrong={
+        "nothing is tested": (lambda merge: True, "every merge pass"),
+        "algebra alone": (_only_algebra, "with the state of all keys"),
+        "one random row": (_only_random, "no guard"),
+        "equal bit for bit": (_exactly_equal, "rejects a right merge"),
+        "d alone": (_only_d, "all three members"),
+        "NaN forgotten": (_no_nan, "may hold a NaN"),
+        "loose": (_loose, "how close"),
+        "returns nothing": (lambda merge: None, "True or False"),
+    },
+)
+def _judge_prove(answer):
+    def ask(merge):
+        with np.errstate(all="ignore"):
+            value = call(answer, merge)
+        if not isinstance(value, (bool, np.bool_)):
+            raise Wrong(f"return True or False, not {value!r}")
+        return bool(value)
+
+    found = [ask(merge) for merge, _ in _WRONG_MERGES.values()]
+    for name, merge in _RIGHT_MERGES.items():
+        if not ask(merge):
+            raise Wrong(f"your test rejects a right merge ({name}): results agree within rounding, not bit for bit, and two empty states "
+                        "give the empty state")
+    if all(found):
+        raise Wrong("your test lets every merge pass, also one that adds d and O as they are")
+    for passed, (name, (_, help)) in zip(found, _WRONG_MERGES.items(), strict=True):
+        if passed:
+            raise Wrong(f"your test lets a merge pass that {name}. {help}")

@@ -1,4 +1,4 @@
-"""Exercises of notebook 13: counting by hand, and two kernels that are judged on the CPU device."""
+"""Exercises of notebook 13: counting by hand, and three kernels: repair, two queries a thread, the causal mask."""
 
 from __future__ import annotations
 
@@ -80,6 +80,11 @@ def _launch(answer, entry: str, threads: int, queries: int, q, k, v, seed: int =
     return o.get(), counters
 
 
+def _same_in_another_order(answer, entry: str, queries: int, q, k, v, first) -> None:
+    if len(q) * len(k) <= 2048 and not np.array_equal(first, _launch(answer, entry, 64, queries, q, k, v, seed=5)[0], equal_nan=True):
+        raise Wrong(f"Sq = {len(q)}, Sk = {len(k)}: the result depends on the order in which warps run")
+
+
 def _diagnosis(error) -> str:
     first = str(error).splitlines()[0].split(": ", 1)[-1]
     where = f" (line {error.line})" if error.line else ""
@@ -88,7 +93,8 @@ def _diagnosis(error) -> str:
     if error.kind == "race":
         return f"a race on {error.array}: a thread loads the next tile while others still read this one"
     if error.kind == "barrier":
-        return "a barrier that not all threads reach: some have returned, and with them went their part of every tile"
+        return ("a barrier that not all threads reach: some have returned or left the loop early, and with them went their part of every "
+                "tile; all must take the same number of turns")
     if error.kind == "out_of_bounds" and error.array in ("k", "v"):
         return f"{error.array} is read behind its end{where}: the last tile holds fewer keys than KEYS"
     if error.kind == "out_of_bounds" and error.array in ("q", "o"):
@@ -101,8 +107,8 @@ def _diagnosis(error) -> str:
     return first
 
 
-def _agrees(got, q, k, v, atol: float = 2e-5) -> bool:
-    expected, _ = reference.attention(q, k, v)
+def _agrees(got, q, k, v, atol: float = 2e-5, causal: bool = False) -> bool:
+    expected, _ = reference.attention(q, k, v, causal=causal)
     return reference.agrees(got, expected, atol=atol, rtol=np.inf)
 
 
@@ -164,8 +170,8 @@ _QUERY, _LEAVE = "    float Q[D], O[D], m", "    if (i >= Sq) return;\n"
         'show_diff("exercises/13_repair.cu", "solutions/13_repair.cu") shows a solution.',
     ),
     solution="solutions/13_repair.cu",
+    untouched="18e999d5",
     wrong={
-        "untouched": ("exercises/13_repair.cu", "loads the next tile"),
         "no barrier after loading": (changed(_REPAIRED, (_LOADED, "\n")), "has passed a barrier"),
         "early return": (changed(_REPAIRED, (_QUERY, _LEAVE + _QUERY)), "not all threads reach"),
         "tail read": (changed(_REPAIRED, ("min(KEYS, Sk - start)", "KEYS")), "fewer keys than KEYS"),
@@ -184,9 +190,7 @@ _QUERY, _LEAVE = "    float Q[D], O[D], m", "    if (i >= Sq) return;\n"
 def _judge_repair(answer):
     def launched(q, k, v):
         first, _ = _launch(answer, "attention_repair", 64, 64, q, k, v)
-        again, _ = _launch(answer, "attention_repair", 64, 64, q, k, v, seed=5)
-        if not np.array_equal(first, again, equal_nan=True):
-            raise Wrong(f"Sq = {len(q)}, Sk = {len(k)}: the result depends on the order in which warps run")
+        _same_in_another_order(answer, "attention_repair", 64, q, k, v, first)
         return first
 
     _judge_values(launched)
@@ -198,7 +202,7 @@ _TWO = load("solutions/13_two_queries.cu")
 _TWICE = changed(  # both queries, one walk over the keys for each
     _REPAIRED, ("attention_repair", "attention_two_queries"), ("n += QUERIES", "n += 64"),
     ("i = blockIdx.x * QUERIES + t;\n", "first = blockIdx.x * 128 + t;\n    for (int i = first; i < first + 128; i += 64) {\n"),
-    (_LEAVE, "    if (i < Sq)\n"), ("O[c] / d;\n}", "O[c] / d;\n    }\n}"))
+    (_LEAVE, "    if (i < Sq)\n"), ("O[c] / d;\n", "O[c] / d;\n    }\n"))
 _KEY = ("const float key = K[j][c];      // fetched once, used twice\n", "dot[r] += Q[r][c] * key;")
 
 
@@ -213,8 +217,8 @@ _KEY = ("const float key = K[j][c];      // fetched once, used twice\n", "dot[r]
         'show_diff("exercises/13_two_queries.cu", "solutions/13_two_queries.cu") shows a solution.',
     ),
     solution="solutions/13_two_queries.cu",
+    untouched="c9935a06",
     wrong={
-        "untouched": ("exercises/13_two_queries.cu", "unwritten, the first of them for query 64"),
         "one after the other": (_TWICE, "twice as much"),
         "fetched for each query": (changed(_TWO, (_KEY[0], "\n"), (_KEY[1], "dot[r] += Q[r][c] * ((volatile float*)K[j])[c];")),
                                    "more than one number"),
@@ -230,9 +234,7 @@ _KEY = ("const float key = K[j][c];      // fetched once, used twice\n", "dot[r]
 def _judge_two(answer):
     def launched(q, k, v):
         got, counters = _launch(answer, "attention_two_queries", 64, 128, q, k, v)
-        again, _ = _launch(answer, "attention_two_queries", 64, 128, q, k, v, seed=5)
-        if not np.array_equal(got, again, equal_nan=True):
-            raise Wrong(f"Sq = {len(q)}, Sk = {len(k)}: the result depends on the order in which warps run")
+        _same_in_another_order(answer, "attention_two_queries", 128, q, k, v, got)
         fetched.append(counters.shared_loads.bytes / (4 * counters.threads * len(k) * 64))
         loaded.append(counters.loads.bytes / (4 * (-(-len(q) // 128) * len(k) * 64 + q.size)))
         return got
@@ -245,3 +247,95 @@ def _judge_two(answer):
     if max(fetched) > 1.25:
         raise Wrong(f"the result is right, but a thread fetches {max(fetched):.2g} numbers from shared memory where one would do: "
                     "that is more than one number a key and column")
+
+
+# ------------------------------------------------------------------------------------------------ 13-causal
+
+_CAUSAL = load("solutions/13_causal.cu")
+_SEEN, _KEYS_OF_BLOCK = "i + Sk - Sq + 1; ", "min((int)(blockIdx.x + 1) * QUERIES, Sq) + Sk - Sq; "
+
+
+@exercise(
+    "13-causal", "Mask the diagonal",
+    hints=(
+        "Query i sees the keys 0 to i + Sk - Sq. That is one number a thread: how many keys it sees. It may be negative.",
+        "The loop over tiles is the block's, because of its barriers: all threads must take the same number of turns. The last query of "
+        "the block that exists sees the most.",
+        "A thread leaves out the keys of a tile that its query does not see; a query that saw none has d == 0 in the end. "
+        'show_diff("exercises/13_causal.cu", "solutions/13_causal.cu") shows a solution.',
+    ),
+    solution="solutions/13_causal.cu",
+    untouched="15e1436d",
+    wrong={
+        "one key too many": (changed(_CAUSAL, (_SEEN, "i + Sk - Sq + 2; ")), "the next key"),
+        "one key too few": (changed(_CAUSAL, (_SEEN, "i + Sk - Sq; ")), "its own key"),
+        "top-left": (changed(_CAUSAL, (_SEEN, "i + 1; "), (_KEYS_OF_BLOCK, "min(min((int)(blockIdx.x + 1) * QUERIES, Sq), Sk); ")),
+                     "top left"),
+        "every tile": (changed(_CAUSAL, (_KEYS_OF_BLOCK, "Sk; ")), "no query of the block sees"),
+        "as far as the own query": (changed(_CAUSAL, ("start < keys;", "start < seen;")), "same number of turns"),
+        "as far as the first query": (changed(_CAUSAL, (_KEYS_OF_BLOCK, "blockIdx.x * QUERIES + 1 + Sk - Sq; ")), "last query"),
+        "past the last query": (changed(_CAUSAL, (_KEYS_OF_BLOCK, "(blockIdx.x + 1) * QUERIES + Sk - Sq; ")), "fewer keys"),
+        "tiles instead of keys": (changed(_CAUSAL, (" && start + j < seen", "")), "diagonal"),
+        "0 / 0": (changed(_CAUSAL, ("d == 0 ? 0 : O[c] / d", "O[c] / d")), "sees no key"),
+        "score 0 for hidden keys": (changed(_CAUSAL, (" && start + j < seen", ""), ("s *= scale;", "s *= start + j < seen ? scale : 0;")),
+                                    "still a weight"),
+        "no second barrier": (changed(_CAUSAL, ("        __syncthreads();\n    }", "    }")), "loads the next tile"),
+    },
+)
+def _judge_causal(answer):
+    for Sq, Sk in ((100, 100), (64, 64), (40, 40), (70, 110), (64, 20), (100, 30), (1, 33), (7, 1), (65, 66)):
+        q, k, v = _qkv(Sq, Sk)
+        got, counters = _launch(answer, "attention_causal", 64, 64, q, k, v)
+        _same_in_another_order(answer, "attention_causal", 64, q, k, v, got)
+        where = f"Sq = {Sq}, Sk = {Sk}: "
+        if not _agrees(got, q, k, v, causal=True):
+            _explain_causal(where, got, q, k, v)
+        lasts = [min(first + 64, Sq) for first in range(0, Sq, 64)]
+        needed = sum(min(Sk, max(0, last + Sk - Sq)) for last in lasts) * 32 * 4
+        loaded = sum(counters.of(name)[0].bytes for name in "kv") if counters.loads.bytes > q.nbytes else 0
+        if loaded > 2 * needed:
+            raise Wrong(f"{where}right, but {loaded // 256:,} keys are loaded and {needed // 128:,} are enough: the last tiles hold keys "
+                        "that no query of the block sees")
+    q, k, v = _qkv(70, 90)
+    k[85] = np.nan  # the keys behind the diagonal must not matter, and those before it must
+    got, _ = _launch(answer, "attention_causal", 64, 64, q, k, v)
+    if np.isnan(got[:65]).any():
+        raise Wrong("key 85 holds a NaN, and queries that do not see it became NaN: leave a hidden key out, do not multiply it by 0")
+    if not np.isnan(got[65:]).all():
+        raise Wrong("key 85 holds a NaN, and a query that sees it hides that")
+    for level in (-300, 300):
+        q, k, v = _moved(90, 90, np.full(90, level))
+        if not _agrees(_launch(answer, "attention_causal", 64, 64, q, k, v)[0], q, k, v, atol=2e-3, causal=True):
+            raise Wrong(f"scores near {level}: the result is wrong; with which m does a query start that has seen no key?")
+
+
+def _explain_causal(where, got, q, k, v):
+    Sq, Sk = len(q), len(k)
+    scores = (q.astype(np.float64) @ k.T) * q.shape[1] ** -0.5
+    i, j = np.arange(Sq)[:, None], np.arange(Sk)
+    empty = (i[:, 0] + Sk - Sq) < 0
+    if np.isnan(got[empty]).any() or (got[empty] != 0).any():
+        if _agrees(got[~empty], q[~empty], k, v, causal=True):
+            raise Wrong(f"{where}query {int(np.flatnonzero(empty)[0])} sees no key, and its o must be 0")
+    of_block = j < np.minimum((i // 64 + 1) * 64, Sq) + Sk - Sq
+    told = (("no key is hidden", np.full((Sq, Sk), True), scores),
+            ("a query also sees the next key, i + Sk - Sq + 1", of_block & (j <= i + Sk - Sq + 1), scores),
+            ("a query does not see its own key, i + Sk - Sq", j < i + Sk - Sq, scores),
+            ("the mask is aligned at the top left; here it is at the bottom right", j <= i, scores),
+            ("all queries of a block see the same keys; the diagonal crosses a tile, and there each query has its own end",
+             of_block, scores),
+            ("a hidden key got the score 0, which is still a weight: leave it out", of_block, np.where(j <= i + Sk - Sq, scores, 0)))
+    for text, seen, values in told:
+        s = np.where(seen, values, -np.inf)
+        top = s.max(axis=1, keepdims=True)
+        p = np.exp(s - np.where(top == -np.inf, 0, top))
+        d = p.sum(axis=1, keepdims=True)
+        other = (p @ v) / np.where(d == 0, 1, d)
+        right = reference.attention(q, k, v, causal=True)[0]
+        if np.allclose(got[~empty], other[~empty], atol=2e-5) and not np.allclose(other[~empty], right[~empty], atol=1e-4):
+            raise Wrong(where + text)
+    first = got[0] if not empty[0] else None
+    if first is not None and _agrees(got[:1], q[:1], k[:1 + max(0, Sk - Sq)], v[:1 + max(0, Sk - Sq)]) and Sq > 1:
+        raise Wrong(f"{where}query 0 is right, later ones are not: does the block walk as far as its last query sees, and does every query "
+                    "stop at the diagonal?")
+    raise Wrong(f"{where}the values differ from the float64 result")

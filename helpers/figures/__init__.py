@@ -4,7 +4,8 @@ from importlib import import_module
 
 from . import style
 
-__all__ = ["style", "overflow", "online", "merging", "attention", "kernels", "ladders", "tiled", "topk", "backward"]
+__all__ = ["style", "overflow", "online", "merging", "attention", "kernels", "ladders",
+           "choosing", "fastest", "tiled", "topk", "backward", "low_precision", "decode", "many_gpus"]
 
 
 def __getattr__(name: str):

@@ -76,7 +76,7 @@ def ownership(queries: int = 4, keys: int = 3, blocks: int = 3, tiles: int = 5) 
 
 def memory(record, far: int = 131_072) -> None:
     """Peak bytes of a call against S, from record("attention"), beside what the score matrix and the outputs need."""
-    rows = [r for r in record.rows if "peak_bytes" in r and r["peak_bytes"] > 0 and not r["shape"][-1]]
+    rows = [r for r in record.rows if r["dtype"] == "float32" and r.get("peak_bytes", 0) > 0 and not r["shape"][-1]]
     B, H, *_, D, _ = rows[0]["shape"]
     fig, ax = new_figure(8.2, 4.0)
     smallest = min(r["shape"][2] for r in rows)
@@ -109,19 +109,20 @@ def memory(record, far: int = 131_072) -> None:
 
 def speed(record) -> None:
     """TFLOP/s against S from record("attention"), without and with the causal mask."""
+    rows = [r for r in record.rows if r["dtype"] == "float32" and r["us"]]
     fig, axes = new_figure(9.2, 3.9, cols=2, sharey=True)
     for ax, causal in zip(axes, (False, True), strict=True):
         for name, (label, color, marker, line) in LOOKS.items():
-            mine = [(r["shape"][2], r["tflops"]) for r in record.rows if r["name"] == name and r["shape"][-1] == causal]
+            mine = [(r["shape"][2], r["tflops"]) for r in rows if r["name"] == name and r["shape"][-1] == causal]
             ax.plot(*zip(*mine, strict=True), line, marker=marker, color=color, label=label)
-        ticks = sorted({r["shape"][2] for r in record.rows})
+        ticks = sorted({r["shape"][2] for r in rows})
         ax.set_xscale("log", base=2)
         ax.set_xticks(ticks, [f"{n:,}" for n in ticks])
         ax.set(xlabel="sequence length S", title="causal (half the operations count)" if causal else "every query sees every key")
     axes[0].set(ylabel="TFLOP/s", ylim=(0, None))
     axes[1].legend(loc="upper left", fontsize=9)
     fig.suptitle(f"fp32 attention, 16 heads, D = 64: recorded on an {record.run['device']}, {record.run['date']}", fontsize=10)
-    ends = {name: [r["tflops"] for r in record.rows if r["name"] == name and not r["shape"][-1]] for name in LOOKS}
+    ends = {name: [r["tflops"] for r in rows if r["name"] == name and not r["shape"][-1]] for name in LOOKS}
     show(fig, alt=f"TFLOP/s of fp32 attention over sequence length from {ticks[0]} to {ticks[-1]}, two panels. Without a mask: "
                   + "; ".join(f"{LOOKS[name][0]} from {values[0]:.1f} to {values[-1]:.1f}" for name, values in ends.items())
                   + ". Torch's math backend is ahead of the tiled kernel for short sequences and behind it for long ones, and far "
