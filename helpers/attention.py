@@ -54,7 +54,7 @@ def attention(q, k, v, step: str | None = None, causal: bool = False, scale: flo
 def ready(q, k, v, step=None, causal=False, scale=None, window=None, bias=None) -> tuple[object, object, list[ReadyLaunch]]:
     """What `attention` returns, not yet computed, and the launches that compute it; `launch.count()` counts what one does."""
     name = step or BEST.get(getattr(getattr(q, "dtype", None), "name", ""), BEST["float32"])
-    chosen = ladder._step(name, ("attention",))
+    chosen = ladder.find_step(name, ("attention",))
     sizes = _check(chosen, q, k, v)
     scale = sizes.D ** -0.5 if scale is None else scale
     extra, macros = _features(chosen, sizes, window, bias)

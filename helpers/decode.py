@@ -15,7 +15,7 @@ MAX_SK = 2**30                          # keys have 32-bit numbers in the kernel
 MAX_GROUP = 8                           # query heads that a block serves
 MAX_SPLITS = 1024
 TYPES = {"float32": (), "float16": ("-DHALF",), "bfloat16": ("-DBF16",)}  # dtype -> how the kernels are told
-START = 64                              # what a block costs beside its keys, in keys: starting, merging, writing
+START = 100                             # what a wave of blocks costs beside its keys, in keys: starting, merging, writing
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Plan:
 
     @property
     def cost(self) -> int:
-        """Predicted time in keys: every wave lasts as long as its blocks take for their keys, and to start and to merge."""
+        """What `plan` makes small, in keys: every wave lasts as long as its blocks take for their keys, and to start and to merge."""
         return self.waves * (self.chunk + START)
 
 

@@ -76,7 +76,7 @@ def decode_row(case, tensors, name: str = "decode", lengths=None, least: int | N
     q, k, v = (as_cp(t) for t in tensors)
     p = plan(*case, splits, matrices)
     ready = launch(q, k, v, *results(q), lengths, splits=splits, matrices=matrices)
-    return _row(name, False, case, ready, least or nbytes(case)) | {"splits": p.splits, "chunk": p.chunk, "waves": p.waves, "cost": p.cost}
+    return _row(name, False, case, ready, least or nbytes(case)) | {"splits": p.splits, "chunk": p.chunk, "waves": p.waves}
 
 
 def _row(name: str, peer: bool, case, function: Callable, least: int) -> dict:

@@ -216,7 +216,8 @@ STEPS: dict[str, Step] = {step.key: step for step in (
 )}
 
 
-def _step(key: str, prefix: tuple[str, ...]) -> Step:
+def find_step(key: str, prefix: tuple[str, ...]) -> Step:
+    """The step `key`, whose name begins with one of `prefix`; a ValueError that lists those there are."""
     known = [name for name in STEPS if name.startswith(prefix)]
     if key not in known:
         raise ValueError(f"no step {key!r} here; there are {', '.join(known)}")
@@ -250,7 +251,7 @@ def softmax(x, step: str = "safe_v1"):
 
     M = 0 or N = 0 gives an empty result without a launch.  Raises TypeError or ValueError that names the limit.
     """
-    chosen = _step(step, ("safe", "online"))
+    chosen = find_step(step, ("safe", "online"))
     check_array("x", x, (2,), "[M, N]")
     M, N = x.shape
     if N > min(chosen.max_n, MAX_N):

@@ -48,8 +48,10 @@ def plan(M: int, N: int, k: int, dtype="float32", variant: str = "auto", aligned
     per_block = min(8, 1 << (warps - 1).bit_length())
     file = {"safe_fused": "safe_fused.cu", "whole": "online_whole.cu"}.get(variant, "topk.cu" if variant in SEPARATE else "online_fused.cu")
     rows = 1
-    if per_block == 1:  # a warp a row: of 16-bit logits, 32 a lane and step
-        loads, rows = 4, 1 if width == 8 else 8 if file == "online_fused.cu" else 4
+    if per_block == 1:  # a warp a row
+        rows = 8 if width == 4 and file == "online_fused.cu" else 4
+        if width == 8 and N <= 8192:  # few steps: 32 logits a lane in each
+            loads, rows = 4, 1
     options = (*types, f"-DK={k}", f"-DWARPS={per_block}", f"-DROWS={rows}", f"-DLOADS={loads}")
     splits = -(-min(warps, steps) // per_block)
     if variant == "auto" and splits > 1:

@@ -225,6 +225,7 @@ def python_mutants(id: str):
 PYTHON_EQUIVALENT = {  # exercise -> {pattern of what changed: why nobody can tell it from the solution}
     "04-butterfly": {r"16 -> 17|8 -> 9|4 -> 5|2 -> 3": "five such offsets still lead from every lane to every other"},
     "07-limit": {r"65536 -> 65537|30 -> 31": "the same after rounding down to whole vectors of four"},
+    "fast-flight": {r"65536 -> 65537|2048 -> 2049": "the same after rounding down to whole blocks"},
     "many-zigzag": {r"rank -> source <= rank": "a rank never meets itself"},
 }
 

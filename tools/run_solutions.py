@@ -31,19 +31,18 @@ def solved(source: str, exercise: Exercise) -> str:
     """The code of a cell that checks `exercise`, with the tested solution in place of the stub."""
     if exercise.untouched:
         return source  # the file that it loads has been replaced
-    tree, answer = ast.parse(source), exercise.solution
+    tree, answer, name = ast.parse(source), exercise.solution, re.search(CHECK, source, re.M)[2]
     if callable(answer):
-        name = re.search(CHECK, source, re.M)[2]
-        stub = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
+        stubs = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
         text = re.sub(rf"\b{answer.__name__}\b", name, inspect.getsource(answer)).rstrip()
         used = sorted(set(answer.__code__.co_names) & set(answer.__globals__) - {answer.__name__})
         text = (f"from {answer.__module__} import {', '.join(used)}\n\n\n" if used else "") + text
     else:
-        stub = next(node for node in tree.body if isinstance(node, ast.Assign) and any(
-            isinstance(part, ast.Constant) and part.value is ... for part in ast.walk(node.value)))
-        text = f"{', '.join(ast.unparse(target).strip('()') for target in stub.targets)} = {answer!r}"
+        stubs = [node for node in tree.body if isinstance(node, ast.Assign) and any(
+            isinstance(part, ast.Constant) and part.value is ... for part in ast.walk(node.value))]
+        text = f"{name.strip('()')} = {answer!r}"
     lines = source.split("\n")
-    return "\n".join([*lines[:stub.lineno - 1], text, *lines[stub.end_lineno:]])
+    return "\n".join([*lines[:stubs[0].lineno - 1], text, *lines[stubs[-1].end_lineno:]])
 
 
 def solve(folder: Path) -> None:

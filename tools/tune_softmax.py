@@ -35,19 +35,19 @@ def candidates(N: int, dtype: str) -> Iterator[Way]:
         share = -(-pieces // cluster)
         for vectors in (1, 2, 3, 4, 5, 6, 8, 12):
             threads = 32 * -(-share // (32 * vectors))
-            if not 64 <= threads <= 1024 or vectors * width > 64 or threads * (vectors * width + 24) > fast.REGISTERS:
+            if not 64 <= threads <= 1024 or vectors * width > 64 or threads * (vectors * width + 24) > 65_536:
                 continue
             way = Way(N, "block" if cluster == 1 else "cluster", vectors=vectors, cluster=cluster)
             yield way
-            if width == 8 and vectors == 2:
-                yield replace(way, registers=32)
+            if width == 8 and vectors in (2, 8):                        # a block more: 32 and 80 registers a thread
+                yield replace(way, registers=8 * vectors + 16)
         if 512 <= share and 16 * share <= MAX_SHARED - 8192:
             yield from (Way(N, "shared", cluster=cluster, threads=threads) for threads in (128, 256, 512, 1024) if share <= 32 * threads)
 
 
 def with_prefetch(way: Way) -> list[Way]:
     """The same, and asking the L2 cache for a row to come."""
-    far = (fast.NEAR, fast.FAR) if way.kernel in ("block", "cluster", "shared") else ()
+    far = (fast.NEAR // 2, fast.NEAR, fast.FAR) if way.kernel in ("block", "cluster", "shared") else ()
     return [way, *(replace(way, ahead=kilobytes) for kilobytes in far)]
 
 

@@ -146,10 +146,11 @@ attention_decode(const T* __restrict__ q, const T* __restrict__ k, const T* __re
         own[g] = no_keys();
     }
 
-    for (int left = end - begin - slot; left > -slot; left -= KEYS * SLOTS) {     // left: keys from this slot's next one to the end
+    // `left`: how many keys there are from the slot's next one to the end.
+    for (int left = end - begin - slot; left > -slot; left -= KEYS * SLOTS) {
         float s[KEYS][GROUP];
         scores(s, Q, key, left);
-        load(key, K += KEYS * SLOTS * PIECES, left - KEYS * SLOTS);              // on their way while the values are used
+        load(key, K += KEYS * SLOTS * PIECES, left - KEYS * SLOTS);     // under way while the values are used
         update(own, s, value);
         load(value, V += KEYS * SLOTS * PIECES, left - KEYS * SLOTS);
     }
@@ -166,7 +167,8 @@ attention_decode(const T* __restrict__ q, const T* __restrict__ k, const T* __re
     merge_block(own, shared, [&](int g, const Part& whole) {
         const size_t at = (query + g) * splits + split;
         float4* row = (float4*)(sums + at * D) + lane * (WIDTH / 4);
-        for (int c = 0; owner && c < WIDTH; c += 4) row[c / 4] = make_float4(whole.O[c], whole.O[c + 1], whole.O[c + 2], whole.O[c + 3]);
+        for (int c = 0; owner && c < WIDTH; c += 4)
+            row[c / 4] = make_float4(whole.O[c], whole.O[c + 1], whole.O[c + 2], whole.O[c + 3]);
         if (lane == 0) states[at] = make_float2(whole.m, whole.d);
         __threadfence();
     });

@@ -103,9 +103,12 @@ attention_decode(const T* __restrict__ q, const T* __restrict__ k, const T* __re
         for (int c = 0; c < CHUNKS; ++c) {
             const unsigned even[4] = {Q[c].x, 0, Q[c].y, 0}, odd[4] = {Q[c].z, 0, Q[c].w, 0};
             #pragma unroll
-            for (int n = 0; n < 2; ++n) mma(s[n], even, key[n][c].x, key[n][c].y), mma(s[n], odd, key[n][c].z, key[n][c].w);
+            for (int n = 0; n < 2; ++n) {
+                mma(s[n], even, key[n][c].x, key[n][c].y);
+                mma(s[n], odd, key[n][c].z, key[n][c].w);
+            }
         }
-        load_keys(key, K += 16 * WARPS * (D / 8), left - 16 * WARPS);            // on their way while the values are used
+        load_keys(key, K += 16 * WARPS * (D / 8), left - 16 * WARPS);   // under way while the values are used
 
         float m_new = m;
         #pragma unroll

@@ -7,7 +7,8 @@
 //          NaN counts as the largest logit, and makes all probabilities of its row NaN.
 #include "topk/online.h"
 
-#define BLOCKS (EACH <= 16 && K <= 32 ? 1024 / THREADS : 1)                     // at once on a multiprocessor: 64 registers a thread
+// That a multiprocessor must hold at once: 96 registers a thread for steps of 32 logits, 64 for shorter ones.
+#define BLOCKS (EACH > 16 ? 640 / THREADS : K <= 32 ? 1024 / THREADS : 1)
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 softmax_topk_online(const T* __restrict__ x, float* __restrict__ p, int* __restrict__ indices, float* __restrict__ lse,

@@ -342,7 +342,8 @@ def _explain_find(error):
                 "elements still has to work along")
     if error.kind == "race":
         lines = " and ".join(map(str, sorted({error.line, error.other_line} - {None})))
-        return f"a race on partial[{error.index}], line{'s' * (' and ' in lines)} {lines}: a thread reads the sum while another is still adding or storing"
+        return (f"a race on partial[{error.index}], line{'s' * (' and ' in lines)} {lines}: a thread reads the sum while "
+                "another is still adding or storing")
     if error.kind == "uninitialized":
         return f"partial[{error.index}] is read{where} before any warp has stored it"
     if error.kind == "unwritten":

@@ -12,6 +12,8 @@ DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 LOOKS = {"float32": (BLUE, "o"), "bfloat16": (VERMILLION, "s")}
 REGISTERS, THREADS, BLOCKS = 65_536, 2048, 32           # of a multiprocessor of compute capability 9.0, at most
 ELEMENTS = 2**27
+NAMED = {("bfloat16", "8 × 1024 × 1"): -8, ("bfloat16", "8 × 512 × 2"): -8, ("bfloat16", "8 × 256 × 4"): -8,  # points that are named
+         ("bfloat16", "16 × 192 × 3"): 8, ("float32", "16 × 512 × 2"): 8, ("float32", "8 × 512 × 4"): 8, ("float32", "16 × 128 × 8"): 8}
 
 
 def table(head, rows) -> None:
@@ -24,34 +26,56 @@ def table(head, rows) -> None:
 
 
 def trial(record, part: str, name: str, N: int, dtype: str) -> dict:
-    """The row of a trial with 2^27 elements in rows of N; KeyError if there is not exactly one."""
+    """The trial of that name with 2^27 elements in rows of N; KeyError if there is not exactly one."""
     return record.find(part=part, name=name, shape=(ELEMENTS // N, N), dtype=dtype)
+
+
+def trials(record, part: str, N: int, dtype: str, **fields) -> list[dict]:
+    """All trials of a case whose other fields have these values, the fastest first; None means that a row has no such field."""
+    rows = [r for r in record.rows if r["part"] == part and r["shape"] == [ELEMENTS // N, N] and r["dtype"] == dtype]
+    return sorted((r for r in rows if all(r.get(name) == value for name, value in fields.items())), key=time)
+
+
+def cluster(record, part: str, N: int, dtype: str, shape: tuple[int, int, int], **fields) -> dict:
+    """The trial of a row in registers of a cluster, by (blocks, threads, pieces); `fields` other than byte barrier, no prefetch, ..."""
+    wanted = {"exchange": "bytes", "ahead_mb": None, "blocks": None, "hint": None, "register_limit": None, **fields}
+    found = trials(record, part, N, dtype, kernel="cluster", **dict(zip(("cluster", "threads", "vectors"), shape, strict=True)), **wanted)
+    if len(found) != 1:
+        raise KeyError(f"{len(found)} trials of {shape} in part {part}, N = {N}, {dtype}, with {wanted}")
+    return found[0]
+
+
+def time(row: dict) -> float:
+    """The median of a row, microseconds; run 4 kept nothing else."""
+    return row.get("us") or row["median_us"]
 
 
 def share(record, row: dict) -> float:
     """The copy's time as a share of the row's: 1 is as fast as the copy of the same part and shape."""
-    return trial(record, row["part"], "copy", row["shape"][1], row["dtype"])["us"] / row["us"]
+    return time(trial(record, row["part"], "copy", row["shape"][1], row["dtype"])) / time(row)
 
 
-def clusters(record, part: str, N: int, dtype: str, **fields) -> list[dict]:
-    """The trials of rows held in registers of a cluster; `fields`: other fields they must have (ahead_mb None: no prefetch)."""
-    return [r for r in record.rows if r["part"] == part and r["shape"][1] == N and r["dtype"] == dtype and r.get("kernel") == "cluster"
-            and all(r.get(name) == value for name, value in fields.items())]
-
-
-def resident(threads: int, registers: int) -> int:
-    """Blocks of `threads` threads, of `registers` registers each, that a multiprocessor holds; registers are dealt out by eights."""
-    return min(REGISTERS // (threads * -(-registers // 8) * 8), THREADS // threads, BLOCKS)
+def resident(row: dict) -> int:
+    """Blocks of a trial that a multiprocessor holds, by its threads and their registers, which they get by eights."""
+    registers = -(-row.get("registers", row.get("register_limit")) // 8) * 8
+    return min(REGISTERS // (row["threads"] * registers), THREADS // row["threads"], BLOCKS)
 
 
 def in_flight(row: dict) -> float:
     """KB that the blocks of one multiprocessor have asked for while all of them load."""
-    return resident(row["threads"], row["registers"]) * row["threads"] * row["vectors"] * 16 / 1024
+    return resident(row) * row["threads"] * row["vectors"] * 16 / 1024
 
 
 def shape_of(row: dict) -> str:
     """"8 × 256 × 4": blocks of a cluster, threads of a block, pieces of 16 bytes a thread."""
     return f"{row['cluster']} × {row['threads']} × {row['vectors']}"
+
+
+def sizes(record, rows: list[dict]) -> None:
+    """Of each trial: registers of a thread, blocks an SM, KB in flight, share of the copy."""
+    table(["blocks × threads × pieces", "registers", "blocks an SM", "KB in flight", "share of the copy"],
+          [[f"{DTYPES[r['dtype']]}, N = {r['shape'][1]:,}: {shape_of(r)}", r["registers"], resident(r), f"{in_flight(r):.0f}",
+            f"{share(record, r):.3f}"] for r in rows])
 
 
 # ------------------------------------------------------------------------------------------------- the yardstick
@@ -60,15 +84,15 @@ def shape_of(row: dict) -> str:
 def spread(record) -> None:
     """The copy of every case: median time, and how far the middle 80 % of the calls reach."""
     rows = []
-    for part in ("1, cluster barrier", "1, both barriers", "2", "3"):
-        for dtype in ("float32", "bfloat16"):
+    for part in ("1a", "1b", "2", "3"):
+        for dtype in LOOKS:
             copies = [r for r in record.rows if r["part"] == part and r["name"] == "copy" and r["dtype"] == dtype]
             if copies:
                 widths = [(r["us_p90"] - r["us_p10"]) / r["us"] for r in copies]
                 medians = [r["us"] for r in copies]
-                rows.append([f"run {part}", DTYPES[dtype], len(copies), f"{min(medians):.1f} to {max(medians):.1f}",
-                             f"{max(r['tbs'] for r in copies):.2f}", f"{np.median(widths):.1%}"])
-    table(["the copy", "dtype", "cases", "median, µs", "best, TB/s", "p10 to p90, of the median"], rows)
+                rows.append([f"run {part}, {DTYPES[dtype]}", len(copies), f"{min(medians):.1f} to {max(medians):.1f}",
+                             f"{max(medians) / min(medians) - 1:.1%}", f"{np.median(widths):.1%}"])
+    table(["the copy", "cases", "medians, µs", "apart", "p10 to p90 of one case"], rows)
 
 
 # -------------------------------------------------------------------------------------------------- the exchange
@@ -76,30 +100,26 @@ def spread(record) -> None:
 
 def exchange(record) -> None:
     """Clusters with either barrier, each pair beside each other, for rows of 65,536 and more."""
-    pairs = []
-    for dtype in ("float32", "bfloat16"):
-        for N in (65_536, 131_072, 262_144):
-            for before in clusters(record, "1, cluster barrier", N, dtype, exchange="barrier"):
-                after = [r for r in clusters(record, "1, both barriers", N, dtype, exchange="bytes") if shape_of(r) == shape_of(before)]
-                pairs += [(before, r) for r in after]
-    fig, axes = new_figure(9.6, 5.0, cols=2, sharex=True)
+    fig, axes = new_figure(9.6, 5.2, cols=2, sharex=True)
     told = []
-    for ax, dtype in zip(axes, ("float32", "bfloat16"), strict=True):
-        mine = [p for p in pairs if p[0]["dtype"] == dtype]
-        color, labels = LOOKS[dtype][0], []
-        for y, (before, after) in enumerate(mine):
+    for ax, (dtype, (color, _)) in zip(axes, LOOKS.items(), strict=True):
+        befores = [r for N in (65_536, 131_072, 262_144) for r in trials(record, "1a", N, dtype, kernel="cluster")]
+        befores.sort(key=lambda r: (r["shape"][1], r["cluster"], r["threads"]))
+        for y, before in enumerate(befores):
+            after = cluster(record, "1b", before["shape"][1], dtype, (before["cluster"], before["threads"], before["vectors"]))
             a, b = share(record, before), share(record, after)
             ax.plot([a, b], [y, y], color="#BBBBBB", linewidth=3, zorder=1)
-            ax.plot(a, y, "o", color="white", markeredgecolor=BLACK, markersize=7, label="cluster barrier" if y == 0 else None)
-            ax.plot(b, y, "D", color=color, markersize=7, label="byte barrier" if y == 0 else None)
-            labels.append(f"{before['shape'][1] // 1024}K   {shape_of(before)}")
-            told.append(f"{DTYPES[dtype]} {labels[-1]} from {a:.2f} to {b:.2f}")
+            ax.plot(a, y, "o", color="white", markeredgecolor=BLACK, markersize=7, label="barrier that counts threads")
+            ax.plot(b, y, "D", color=color, markersize=7, label="barrier that counts bytes")
+            told.append(f"{DTYPES[dtype]}, N = {before['shape'][1]:,}, {shape_of(before)}: {a:.2f} to {b:.2f}")
         ax.axvline(1, color=BLACK, linestyle="--", linewidth=1)
-        ax.set_yticks(range(len(mine)), labels, fontsize=9)
-        ax.set(ylim=(len(mine) - 0.5, -0.6), xlabel="speed, as a share of the copy's", title=DTYPES[dtype])
-        ax.legend(loc="lower left", fontsize=9)
-    axes[0].set_ylabel("N, and blocks × threads × pieces")
-    show(fig, alt=f"Speed as a share of the copy, with a cluster barrier and with a byte barrier. {'; '.join(told)}.")
+        ax.set_yticks(range(len(befores)), [f"{r['shape'][1] // 1024}K:  {shape_of(r)}" for r in befores], fontsize=9)
+        ax.set(ylim=(len(befores) - 0.5, -0.6), xlabel="share of the copy's speed", title=DTYPES[dtype])
+        handles, labels = ax.get_legend_handles_labels()
+        ax.legend(handles[:2], labels[:2], loc="upper center", bbox_to_anchor=(0.4, -0.13), fontsize=9)
+    axes[0].set_ylabel("N:  blocks × threads × pieces")
+    show(fig, alt=f"Share of the copy's speed of clusters, with the barrier that counts threads and with the one that counts bytes. "
+                  f"{'; '.join(told)}.")
 
 
 # ---------------------------------------------------------------------------------------------- bytes in flight
@@ -107,21 +127,24 @@ def exchange(record) -> None:
 
 def flight(record, part: str = "2", N: int = 65_536) -> None:
     """Speed of clusters without prefetch over the KB that an SM has in flight; hollow where an SM holds only one block."""
-    fig, ax = new_figure(8.2, 4.0)
+    fig, ax = new_figure(8.6, 4.2)
     told = []
     for dtype, (color, marker) in LOOKS.items():
-        rows = [r for r in clusters(record, part, N, dtype, ahead_mb=None) if not r.get("local_bytes")]
-        for r in sorted(rows, key=in_flight):
-            alone = resident(r["threads"], r["registers"]) == 1
-            ax.plot(in_flight(r), share(record, r), marker, color="white" if alone else color, markeredgecolor=color, markersize=8)
-            told.append(f"{DTYPES[dtype]} {shape_of(r)}{', one block an SM' * alone}: {in_flight(r):.0f} KB, {share(record, r):.2f}")
+        for r in sorted(trials(record, part, N, dtype, kernel="cluster", ahead_mb=None, blocks=None, local_bytes=None), key=in_flight):
+            kb, s, alone = in_flight(r), share(record, r), resident(r) == 1
+            ax.plot(kb, s, marker, color="white" if alone else color, markeredgecolor=color, markersize=8)
+            told.append(f"{DTYPES[dtype]} {shape_of(r)}{', one block an SM' * alone}: {kb:.0f} KB, {s:.2f}")
+            if dx := NAMED.get((dtype, shape_of(r))):
+                ax.annotate(shape_of(r), (kb, s), xytext=(dx, -10 if s > 0.97 else -3), textcoords="offset points",
+                            ha="left" if dx > 0 else "right", fontsize=8.5)
         ax.plot([], [], marker, color=color, linestyle="", label=DTYPES[dtype], markersize=8)
     ax.plot([], [], "o", color="white", markeredgecolor=GREY, linestyle="", label="one block an SM", markersize=8)
+    ax.plot([0, 62], [0, 1], color=GREY, linewidth=1, label="in proportion")
     ax.axhline(1, color=BLACK, linestyle="--", linewidth=1)
-    ax.set(xlim=(0, 165), ylim=(0.45, 1.05), xlabel="KB in flight for each SM, while all its blocks load",
-           ylabel="share of the copy's speed", title=f"Rows of {N:,}, no prefetch, byte barrier (H200, recorded)")
+    ax.set(xlim=(0, 165), ylim=(0.3, 1.05), xlabel="KB in flight for each SM, while all its blocks load",
+           ylabel="share of the copy's speed", title=f"Rows of {N:,}, no prefetch (H200, recorded)")
     ax.legend(loc="lower right")
-    show(fig, alt=f"Speed as a share of the copy over kilobytes in flight an SM. {'; '.join(told)}.")
+    show(fig, alt=f"Share of the copy's speed over kilobytes in flight an SM. {'; '.join(told)}.")
 
 
 # --------------------------------------------------------------------------------------------- prefetch distance
@@ -129,22 +152,23 @@ def flight(record, part: str = "2", N: int = 65_536) -> None:
 
 def distance(record, N: int = 65_536) -> None:
     """bf16: speed over the distance of the prefetch, in two runs, and what the bench of the second run saw at one distance."""
-    fig, ax = new_figure(8.4, 4.0)
+    fig, ax = new_figure(8.4, 4.2)
     told = []
     for part, threads, vectors, color, marker in (("2", 256, 4, SKY, "^"), ("3", 256, 4, BLUE, "o"), ("3", 128, 8, ORANGE, "s")):
-        rows = clusters(record, part, N, "bfloat16", cluster=8, threads=threads, vectors=vectors)
+        rows = trials(record, part, N, "bfloat16", kernel="cluster", cluster=8, threads=threads, vectors=vectors, hint=None, blocks=None)
         points = sorted((r.get("ahead_mb", 0), share(record, r)) for r in rows)
         ax.plot(*zip(*points, strict=True), color=color, marker=marker, label=f"8 × {threads} × {vectors}, run {part}")
         told.append(f"8 × {threads} × {vectors} in run {part}: " + ", ".join(f"{a:g} MB {s:.2f}" for a, s in points))
-    for name, marker, text in (("fast", "X", "the bench, y elsewhere"), ("fast_in_place", "P", "the bench, y in place of x")):
-        s = share(record, trial(record, "3, bench", name, N, "bfloat16"))
-        ax.plot(8.4, s, marker, color=VERMILLION if name == "fast" else GREEN, markersize=10, label=text)
+    for name, marker, color, text in (("fast", "X", VERMILLION, "8 × 256 × 4 in the bench, y elsewhere"),
+                                      ("fast_in_place", "P", GREEN, "8 × 256 × 4 in the bench, y in place of x")):
+        s = share(record, trial(record, "3 bench", name, N, "bfloat16"))
+        ax.plot(8.4, s, marker, color=color, markersize=10, linestyle="", label=text)
         told.append(f"{text}, 8.4 MB: {s:.2f}")
     ax.axhline(1, color=BLACK, linestyle="--", linewidth=1)
-    ax.set(xlim=(-0.6, 26), ylim=(0.65, 1.05), xlabel="distance of the prefetch, MB of input", ylabel="share of the copy's speed",
+    ax.set(xlim=(-0.6, 26), ylim=(0.62, 1.03), xlabel="distance of the prefetch, MB of input", ylabel="share of the copy's speed",
            title=f"How far ahead? bf16, rows of {N:,} (H200, recorded)")
-    ax.legend(loc="upper right", fontsize=9)
-    show(fig, alt=f"Speed as a share of the copy over the prefetch distance, bf16. {'; '.join(told)}.")
+    ax.legend(loc="lower left", fontsize=9)
+    show(fig, alt=f"Share of the copy's speed over the prefetch distance, bf16. {'; '.join(told)}.")
 
 
 # ------------------------------------------------------------------------------------------------------- the sum
@@ -152,19 +176,20 @@ def distance(record, N: int = 65_536) -> None:
 
 def waterfall(record, steps: dict[str, list[tuple[str, dict]]]) -> None:
     """Bars of the share of the copy, step after step: `steps` maps a title to (label, row of the record)."""
-    fig, axes = new_figure(9.4, 3.4, cols=len(steps), sharey=True)
-    told = []
+    fig, axes = new_figure(9.4, 3.6, cols=len(steps), sharey=True)
+    told, low = [], 0.6
     for ax, (title, rows) in zip(np.atleast_1d(axes), steps.items(), strict=True):
-        color, low = LOOKS[rows[0][1]["dtype"]][0], 0.6
-        shares = [share(record, row) for _, row in rows]
-        for i, ((label, row), s) in enumerate(zip(rows, shares, strict=True)):
-            before = shares[i - 1] if i else low
-            ax.bar(i, s - low, bottom=low, color="#D5D5D5", width=0.62)
+        color = LOOKS[rows[0][1]["dtype"]][0]
+        ax.axhline(1, color=BLACK, linestyle="--", linewidth=1)
+        before = low
+        for i, (label, row) in enumerate(rows):
+            s = share(record, row)
+            ax.bar(i, before - low, bottom=low, color="#D5D5D5", width=0.62)
             ax.bar(i, s - before, bottom=before, color=color, width=0.62)
-            ax.text(i, s + 0.008, f"{s:.3f}", ha="center", fontsize=9)
+            ax.text(i, s + 0.012, f"{s:.3f}", ha="center", fontsize=9, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
             ax.text(i, low + 0.012, f"run {row['part'][0]}", ha="center", fontsize=8, color=BLACK if i else "white")
             told.append(f"{title}, {label}: {s:.3f}".replace("\n", " "))
-        ax.axhline(1, color=BLACK, linestyle="--", linewidth=1)
+            before = s
         ax.set_xticks(range(len(rows)), [label for label, _ in rows], fontsize=8.5)
         ax.set(ylim=(low, 1.06), title=title)
         ax.grid(visible=False, axis="x")
@@ -177,15 +202,17 @@ def waterfall(record, steps: dict[str, list[tuple[str, dict]]]) -> None:
 
 def end_times(record) -> None:
     """When persistent blocks end: how many of 132 have ended, over time, with rows dealt out before and taken from a counter."""
-    fig, ax = new_figure(8.2, 3.4)
+    fig, ax = new_figure(8.4, 3.6)
     told = []
     for name, color, marker in (("dealt out before", VERMILLION, "s"), ("from a counter", BLUE, "o")):
-        r = record.find(part="2, end times", name=name)
+        r = record.find(part="2 ends", name=name)
         ax.plot(r["ends_us"], r["end_ranks"], color=color, marker=marker, label=f"rows {name}")
-        ax.axvline(r["ends_us"][-1], color=color, linewidth=1, linestyle=":")
+        if name == "dealt out before":
+            ax.fill_betweenx([0, *r["end_ranks"]], [r["ends_us"][0], *r["ends_us"]], r["ends_us"][-1], color=color, alpha=0.12, linewidth=0)
+            ax.text(r["ends_us"][-1] - 3, 22, "done, and idle", ha="right", fontsize=9.5)
         told.append(f"rows {name}: block " + ", ".join(f"{k} at {t:.0f}" for k, t in zip(r["end_ranks"], r["ends_us"], strict=True)))
     ax.set(xlim=(180, 285), ylim=(0, 138), xlabel="time since the first block began, µs", ylabel="blocks that have ended",
-           title="132 blocks, 31 rows of 32,768 floats each (H200, recorded)")
+           title="132 blocks that stay, 4,096 rows of 32,768 floats (H200, recorded)")
     ax.legend(loc="upper left")
     show(fig, alt=f"Blocks that have ended over time in microseconds. {'; '.join(told)}.")
 

@@ -102,7 +102,7 @@ def memory(record, far: int = 131_072) -> None:
            title=f"Results and scratch of one call, measured on an {record.run['device']}")
     ax.legend(loc="lower right", fontsize=9)
     show(fig, alt="Peak memory of a call over sequence length, both axes logarithmic. The naive kernels lie on a line that "
-                  "rises with the square of S, from tens of MiB at S = 512 to 4 GiB at S = 8192; the line goes on to 1 TiB "
+                  "rises with the square of S, from tens of MiB at S = 512 to 64 GiB at S = 32,768; the line goes on to 1 TiB "
                   "at S = 131,072, above the memory of the GPU. The tiled kernel lies on the line of its outputs, which "
                   "grows in proportion to S: 0.5 GiB at S = 131,072.")
 

@@ -1,0 +1,140 @@
+"""beyond/fastest_softmax: its record says what the notebook reads from it, its helpers count right, its figures show what was measured."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from helpers import record
+from helpers.exercises import nb_fastest_softmax
+from helpers.figures import fastest
+from helpers.measure import Record
+
+ROOT = Path(__file__).resolve().parent.parent
+PARTS = {"1a", "1b", "2", "3", "3 bench", "4", "4 bench", "1 host", "2 host", "2 ends"}
+
+
+@pytest.fixture(scope="module")
+def tried():
+    return record("softmax-trials")
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """(alt texts of the figures, texts of the tables) that were shown."""
+    alts, tables = [], []
+    monkeypatch.setattr(fastest, "show", lambda fig, alt: (fig.canvas.draw(), alts.append(alt)))
+    monkeypatch.setattr(fastest, "display", lambda text: tables.append(text.data))
+    return alts, tables
+
+
+def test_every_trial_has_a_copy_beside_it_and_a_speed_that_can_be(tried):
+    assert {r["part"] for r in tried.rows} == PARTS
+    for r in tried.rows:
+        if "us" in r:
+            assert 0.3 < fastest.share(tried, r) < 1.05, r
+            nbytes = 2 * r["shape"][0] * r["shape"][1] * (4 if r["dtype"] == "float32" else 2)
+            assert r["us_p10"] <= r["us"] <= r["us_p90"] and r["tbs"] == pytest.approx(nbytes / r["us"] / 1e6, abs=1e-4)
+        elif r["part"] == "4":
+            assert 0.7 < fastest.share(tried, r) < 1.05, r
+        else:
+            assert r["host_us_min"] <= r["host_us"] <= r["host_us_max"] if "host_us" in r else sorted(r["ends_us"]) == r["ends_us"]
+
+
+def test_names_of_trials_are_unique(tried):
+    keys = [(r["part"], r["name"], *r["shape"], r["dtype"]) for r in tried.rows]
+    assert len(keys) == len(set(keys))
+
+
+def test_a_cluster_is_found_by_its_shape(tried):
+    r = fastest.cluster(tried, "3", 65_536, "bfloat16", (8, 128, 8), ahead_mb=4.2)
+    assert (r["name"], fastest.shape_of(r)) == ("cluster of 8, 128 threads of 8 pieces, byte barrier, asks 4.2 MB ahead", "8 × 128 × 8")
+    assert fastest.cluster(tried, "1a", 131_072, "float32", (16, 256, 8), exchange="barrier")["part"] == "1a"
+    for wrong in ({"shape": (3, 128, 8)}, {"shape": (8, 128, 8), "exchange": "barrier"}):
+        with pytest.raises(KeyError, match="0 trials"):
+            fastest.cluster(tried, "3", 65_536, "bfloat16", **wrong)
+
+
+def test_trials_come_fastest_first(tried):
+    times = [r["us"] for r in fastest.trials(tried, "2", 65_536, "bfloat16", kernel="cluster")]
+    assert len(times) > 10 and times == sorted(times)
+
+
+@pytest.mark.parametrize("threads, registers, vectors, blocks, kb", [
+    (256, 54, 4, 4, 64), (1024, 32, 1, 2, 32), (192, 72, 12, 4, 144), (256, 33, 4, 6, 96), (128, 16, 2, 16, 64), (32, 24, 1, 32, 16)])
+def test_bytes_in_flight(threads, registers, vectors, blocks, kb):
+    row = {"threads": threads, "registers": registers, "vectors": vectors}
+    assert (fastest.resident(row), fastest.in_flight(row)) == (blocks, kb)
+    assert nb_fastest_softmax._flight(threads, registers, vectors) == 1024 * kb
+
+
+def test_figures_say_what_the_record_says(tried, shown):
+    alts, tables = shown
+    fastest.spread(tried)
+    assert "run 3, bf16" in tables[-1]
+    fastest.exchange(tried)
+    before, after = (fastest.share(tried, fastest.cluster(tried, part, 131_072, "bfloat16", (16, 256, 4), exchange=kind))
+                     for part, kind in (("1a", "barrier"), ("1b", "bytes")))
+    assert f"bf16, N = 131,072, 16 × 256 × 4: {before:.2f} to {after:.2f}" in alts[-1]
+    fastest.flight(tried)
+    assert "bf16 8 × 256 × 4: 64 KB, 0.94" in alts[-1] and "one block an SM" in alts[-1]
+    fastest.distance(tried)
+    assert "8 × 128 × 8 in run 3: 0 MB 0.98, 4.2 MB 1.00" in alts[-1]
+    fastest.waterfall(tried, {"a": [("b", fastest.cluster(tried, "3", 65_536, "bfloat16", (8, 128, 8)))]})
+    assert alts[-1].endswith("a, b: 0.979.")
+    fastest.end_times(tried)
+    assert "block 1 at 187" in alts[-1]
+    fastest.sizes(tried, [fastest.cluster(tried, "3", 65_536, "bfloat16", (8, 128, 8))])
+    assert "| 93 | 5 | 80 | 0.979 |" in tables[-1]
+
+
+def test_what_remains_is_what_misses_the_goal():
+    def row(name, N, tbs, dtype="float32"):
+        return {"name": name, "shape": [2**27 // N, N], "dtype": dtype, "tbs": tbs, "us": 1 / tbs, "offset": 0}
+
+    speeds = {4096: (4.0, 3.9, 3.8), 65_536: (4.0, 3.87, 3.8), 131_072: (4.0, 3.87, 3.8), 262_144: (4.0, 3.9, 3.95)}
+    rows = [row(name, N, tbs, dtype) for dtype in fastest.DTYPES for N, three in speeds.items()
+            for name, tbs in zip(("copy", "fast", "quack"), three, strict=True)]
+    missed = [line[0] for line in fastest.remaining(Record({}, rows, "made up"))]
+    assert missed == [f"{label}, N = {N}" for label in ("fp32", "fp16", "bf16") for N in ("65,536", "262,144")]
+
+
+def test_sentences_say_what_the_record_says(tried):
+    book = nbformat.read(ROOT / "notebooks" / "beyond" / "fastest_softmax.ipynb", as_version=4)
+    text = " ".join(" ".join(cell.source for cell in book.cells if cell.cell_type == "markdown").split())
+    bf16, fp32, N, shape = "bfloat16", "float32", 131_072, (16, 256, 4)
+
+    def share(part, dtype, shape, **fields):
+        return fastest.share(tried, fastest.cluster(tried, part, N, dtype, shape, **fields))
+
+    at_once = 132 * fastest.resident(fastest.cluster(tried, "2", N, bf16, shape)) // 16
+    lives = [at_once * fastest.cluster(tried, part, N, bf16, shape, exchange=kind)["us"] / (2**27 // N)
+             for part, kind in (("1a", "barrier"), ("1b", "bytes"))]
+    flights = fastest.trials(tried, "2", 65_536, bf16, kernel="cluster", ahead_mb=None, blocks=None, local_bytes=None)
+    at_64 = [fastest.share(tried, r) for r in flights if 62 < fastest.in_flight(r) < 66]
+    sixteen = fastest.cluster(tried, "3", 65_536, bf16, (4, 128, 16))
+    ends = {name: tried.find(part="2 ends", name=name) for name in ("dealt out before", "dealt out before, none on the way")}
+    first, *_, last = ends["dealt out before"]["ends_us"]
+    saved = ends["dealt out before, none on the way"]["median_us"] - ends["dealt out before"]["median_us"]
+    host = {(n, name): tried.find(part=f"{n} host", name=name)["host_us"] for n in (1, 2) for name in ("softmax(x)", "torch.softmax")}
+    driver = tried.find(part="1 host", name="the driver's launch alone")["host_us"]
+    ratios = [host[n, "softmax(x)"] / host[n, "torch.softmax"] for n in (1, 2)]
+    eight = fastest.cluster(tried, "3", 262_144, bf16, (16, 256, 8))
+    limited = [fastest.share(tried, fastest.cluster(tried, "4", 262_144, bf16, (16, 256, 8), register_limit=n)) for n in (None, 80)]
+    for sentence in (
+        f"so the GPU holds {at_once} clusters at most",
+        f"A row lived {lives[0]:.1f} µs, so the guess was: up to a sixth. Measured: {lives[0] - lives[1]:.1f} µs less",
+        f"at 64 KB lie speeds from {min(at_64):.2f} to {max(at_64):.2f}",
+        f"here they end at {max(map(fastest.in_flight, flights)):.0f} KB",
+        f"16 pieces take {sixteen['registers']} registers, two blocks remain",
+        f"The first block is done after {first:.0f} µs, the last after {last:.0f}",
+        f"brought {saved:.0f} of {ends['dealt out before, none on the way']['median_us']:.0f} µs",
+        f"The driver needs {driver:.1f} of it",
+        f"| {share('1a', bf16, shape, exchange='barrier'):.2f} to {share('1b', bf16, shape):.2f} (bf16), "
+        f"{share('1a', fp32, (16, 256, 8), exchange='barrier'):.2f} to {share('1b', fp32, (16, 256, 8)):.2f} (fp32) at 131,072 |",
+        f"| {share('3', bf16, shape):.2f} to {share('3', bf16, shape, ahead_mb=4.2):.2f} at 131,072; beyond 8 MB a cliff |",
+        f"| {limited[0]:.2f} to {limited[1]:.2f} at 262,144 (bf16) |",
+        f"The {eight['registers']} registers of 8 pieces are 64 for elements and {eight['registers'] - 64} for the rest",
+        f"| {ratios[0]:.1f} to {ratios[1]:.1f} times torch's call |",
+    ):
+        assert sentence in text, sentence
