@@ -15,7 +15,6 @@ from .device import cp, on_gpu
 from .ladder import MAX_N, kernel
 
 MAX_SHARED = 232_448            # bytes of shared memory that one block may have: 227 KB
-REGISTERS = 65_536              # of a multiprocessor
 L2_SHARE = 24 << 20            # bytes of input that are likely to stay in the L2 cache between two kernels
 _LARGE_CLUSTERS = 14            # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
 _device: Callable[[], int] = cp.cuda.runtime.getDevice if on_gpu else lambda: 0     # the number of the present one
@@ -28,8 +27,8 @@ class Way:
 
     `kernel` names a file of cuda_snippets/fast/.  `vectors` is how many pieces of 16 bytes a thread may hold, `threads` the size
     of a block (0: as many as the row needs), `cluster` the blocks a row is spread over.  `ahead`: so many KB before a block's row
-    the L2 cache is asked for another.  `registers` that a thread may use, so that as many blocks as possible share a
-    multiprocessor (0: what the compiler likes; in a cluster, 32 more than what holds the row).
+    the L2 cache is asked for another.  `registers` that a thread may use, so that more blocks share a multiprocessor (0: what the
+    compiler likes; in a cluster, and there always if rows are not aligned, 32 more than what holds the row).
     """
 
     max_n: int
@@ -75,18 +74,18 @@ _TWO_BYTES = (
     Way(2_048, "block", vectors=4, ahead=NEAR),
     Way(4_096, "block", min_rows=264, vectors=2, ahead=NEAR),
     Way(4_096, "block", vectors=2),
-    Way(8_192, "cluster", cluster=2, ahead=NEAR),
+    Way(8_192, "cluster", cluster=2, vectors=4, ahead=NEAR),
     Way(16_384, "block", min_rows=264, vectors=2, ahead=NEAR, registers=32),
     Way(16_384, "cluster", min_rows=64, cluster=4, vectors=2),
     Way(16_384, "cluster", cluster=8, vectors=2),
-    Way(32_768, "cluster", min_rows=264, cluster=4, ahead=3 * NEAR // 4),
-    Way(65_536, "cluster", min_rows=264, vectors=8, cluster=8, ahead=NEAR // 2, registers=80),
+    Way(32_768, "cluster", min_rows=264, cluster=4, vectors=4, ahead=NEAR),
+    Way(65_536, "cluster", min_rows=264, cluster=8, vectors=8, ahead=NEAR // 2, registers=80),
     Way(65_536, "cluster", min_rows=16, cluster=8, vectors=4),
     Way(65_536, "cluster", cluster=16, vectors=5),
-    Way(131_072, "cluster", min_rows=264, vectors=8, cluster=16, ahead=3 * NEAR // 4, registers=80),
-    Way(131_072, "cluster", min_rows=16, vectors=8, cluster=16, registers=80),
-    Way(262_144, "cluster", min_rows=264, vectors=8, cluster=16, ahead=NEAR, registers=80),
-    Way(262_144, "cluster", min_rows=16, vectors=8, cluster=16, registers=80),
+    Way(131_072, "cluster", min_rows=264, cluster=16, vectors=8, ahead=NEAR, registers=80),
+    Way(131_072, "cluster", min_rows=16, cluster=16, vectors=8, registers=80),
+    Way(262_144, "cluster", min_rows=264, cluster=16, vectors=8, ahead=NEAR, registers=80),
+    Way(262_144, "cluster", min_rows=16, cluster=16, vectors=8, registers=80),
     Way(524_288, "cluster", cluster=16, vectors=6),
     # clusters of 8 at most
     Way(262_144, "cluster", cluster=8, vectors=4),
@@ -149,11 +148,17 @@ def plan(w: Way, M: int, N: int, dtype: str, aligned: bool, log: bool = False) -
     macros, grid, threads, shared, parts = _LAUNCH[w.kernel](w, M, pieces, 1 if aligned else 2 * width - 2)
     if w.ahead:
         macros["AHEAD"] = _rounded(w.ahead * 1024 * width // (16 * N))
-    registers = w.registers or (macros["VECTORS"] * width + 32 if w.kernel == "cluster" else 0)
+    roomy = macros["VECTORS"] * width + 32 if w.kernel == "cluster" else 0
+    registers = w.registers if w.registers and (aligned or not roomy) else roomy
     if registers:
-        macros["BLOCKS"] = max(1, min(REGISTERS // registers, 2048) // threads)
+        macros["BLOCKS"] = max(1, 32 * _warps_that_fit(registers) // threads)
     macros = tuple(common + [f"-D{name}={value}" for name, value in macros.items()])
     return Plan(w.kernel, macros, grid, threads, shared, parts)
+
+
+def _warps_that_fit(registers: int) -> int:
+    """Warps of so many registers a thread on one multiprocessor, in its four quarters of 16,384 registers and 16 warps each."""
+    return 4 * min(16, 16_384 // (32 * registers))
 
 
 def _ceil_div(a: int, b: int) -> int:
