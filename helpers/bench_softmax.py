@@ -1,6 +1,7 @@
 """Topic softmax of `make bench`: helpers.fast.softmax beside a device copy and what a user would pick instead.
 
 Many rows (2^27 elements), odd lengths, rows that begin off a 16-byte boundary, and few rows: in a CUDA graph and launched one by one.
+Each kernel alone, too: `family_block` and so on, for the crossovers; `family_block_no_ahead` is without prefetch.
 The peers are torch, torch.compile, Triton in one pass, and QuACK where it is installed (PEERS_SITE may name its folder).
 """
 
@@ -11,7 +12,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -54,7 +55,8 @@ def rows() -> list[dict]:
     """The record's rows; prints each as it is made.  About two minutes on an H200, most of them for compilers."""
     with processes() as pool:
         list(pool.map(warm, cases()))
-    return [row for case in cases() for row in (few_rows if case.few else many_rows)(case)]
+    found = [row for case in cases() for row in (few_rows if case.few else many_rows)(case)]
+    return found + [row for case in cases() for row in attempt(lambda case=case: family_rows(case), case) or []]
 
 
 def processes() -> ProcessPoolExecutor:
@@ -67,7 +69,7 @@ def warm(case: Case) -> None:
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     x, t = data(case)
     ours = [lambda log=log: fast.softmax(x, log=log) for log in (False, True)]
-    for function in [*ours, *peers(t, case).values()]:
+    for function in [*ours, *peers(t, case).values(), lambda: [run(x, x) for run in families(case).values()]]:
         attempt(function, case)
 
 
@@ -229,3 +231,48 @@ def _replay_times(replay: Callable, stream, calls: int, repeats: int) -> np.ndar
         end.record(stream)
         stream.synchronize()
     return np.array([cp.cuda.get_elapsed_time(start, end) * 1e3 / calls for start, end in events])
+
+
+# --------------------------------------------------------------------------------------------- each kernel alone
+
+
+def family_ways(case: Case) -> dict[str, fast.Way]:
+    """Each kernel alone: its first line of the table that has room; for many rows, or for 4 in fp32."""
+    if case.offset or case.N in ODD or (case.few and (case.M, case.dtype) != (4, "float32")):
+        return {}
+    room = [w for w in fast.WAYS[case.dtype] if case.N <= w.max_n and case.M >= w.min_rows and w.cluster <= fast.largest_cluster()]
+    found = {name: next((w for w in room if w.kernel == name and (w.cluster > 1) == (name == "cluster")), None)
+             for name in (("block", "shared", "cluster", "split") if case.N >= 4096 else ("warp", "block"))}
+    if 256 <= case.N <= 2048 and not found["warp"]:                             # longer than the table lets it: where does a warp end?
+        width = 4 if case.dtype == "float32" else 8
+        found["warp"] = fast.Way(2048, "warp", vectors=case.N // (32 * width), threads=128)
+    if found["block"] and found["block"].ahead:
+        found["block_no_ahead"] = replace(found["block"], ahead=0)
+    return {f"family_{name}": w for name, w in found.items() if w}
+
+
+def families(case: Case) -> dict[str, Callable]:
+    """The same, as functions of (x, out)."""
+    size = 4 if case.dtype == "float32" else 2
+    return {name: fast.launcher(fast.plan(w, case.M, case.N, case.dtype, True), case.M, case.N, size)
+            for name, w in family_ways(case).items()}
+
+
+def family_rows(case: Case) -> list[dict]:
+    """Rows of the record: effective bandwidth of many rows, or the time of few rows in a graph."""
+    import torch
+
+    if not (ways := family_ways(case)):
+        return []
+    x, t = data(case)
+    y = cp.empty_like(x)
+    functions = {name: lambda run=run: run(x, y) for name, run in families(case).items()}
+    for function in functions.values():
+        y.fill(np.nan)
+        function()
+        check(t, torch.from_dlpack(y))
+    if case.few:
+        return [described(case, f"{name}_graph", False, graph_times(function), cluster=ways[name].cluster)
+                for name, function in functions.items() if ways[name].kernel != "split"]
+    return [described(case, name, False, us, tbs=round(tbs(2 * x.nbytes, float(np.median(us))), 4), offset=0,
+                      kernel=ways[name].kernel, cluster=ways[name].cluster) for name, us in times_in_turn(functions, before={}).items()]

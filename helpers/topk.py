@@ -60,19 +60,14 @@ def plan(M: int, N: int, k: int, dtype="float32", variant: str = "auto", aligned
 
 
 def _short(M: int, N: int, k: int, types, width: int, aligned: bool) -> Plan | None:
-    """Rows that 8, 16 or 32 lanes hold in registers, 32 logits a lane at most."""
-    whole = aligned and N % width == 0
-    reach = N if whole else N + width - 1
-    network = width == 8 and k <= 8 and reach <= 256
-    group = 8 if network else 16 if k <= 8 and N <= 256 else 32
+    """Rows that 16 or 32 lanes hold in registers, 32 logits a lane at most."""
+    reach = N if aligned and N % width == 0 else N + width - 1
+    group = 16 if k <= 8 and N <= 256 else 32
     loads = 1 << (-(-reach // (group * width)) - 1).bit_length()
     if k > 16 or loads * width > 32:
         return None
-    options = (*types, f"-DK={k}", f"-DLOADS={loads}")
-    grid = (-(-M * group // SHORT_THREADS),)
-    if network:
-        return Plan("network.cu", options + ("-DWHOLE",) * (whole and N == group * loads * width), grid, (SHORT_THREADS,))
-    return Plan("short_rows.cu", (*options, f"-DGROUP={group}"), grid, (SHORT_THREADS,))
+    options = (*types, f"-DK={k}", f"-DLOADS={loads}", f"-DGROUP={group}")
+    return Plan("short_rows.cu", options, (-(-M * group // SHORT_THREADS),), (SHORT_THREADS,))
 
 
 @cache
@@ -152,8 +147,7 @@ def launches(x, p, indices, lse, temperature: float = 1.0, variant: str = "auto"
                 launch("softmax_topk_merge", keys, states, p, indices, lse, np.int32(chosen.splits), inverse, grid=(M,))]
     if chosen.file == "online_whole.cu":
         return [launch("softmax_topk_whole", x, y, p, indices, lse, rows, sizes, inverse)]
-    entry = {"short_rows.cu": "softmax_topk_short", "network.cu": "softmax_topk_network",
-             "safe_fused.cu": "softmax_topk_safe"}.get(chosen.file, "softmax_topk_online")
+    entry = {"short_rows.cu": "softmax_topk_short", "safe_fused.cu": "softmax_topk_safe"}.get(chosen.file, "softmax_topk_online")
     return [launch(entry, x, p, indices, lse, rows, sizes, inverse)]
 
 

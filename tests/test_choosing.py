@@ -20,15 +20,16 @@ def row(name, N, dtype, tbs, **more):
 
 @pytest.fixture
 def made_up():
-    """A record with numbers that tell which row they come from; QuACK is the best peer but at N = 4096, and one family is missing."""
+    """A record with numbers that tell which row they come from; QuACK is the best peer but at N = 4096, and Triton is missing."""
     rows = []
     for dtype, N in itertools.product(choosing.DTYPES, LENGTHS + ODD):
         size = 1 if dtype == "float32" else 0.5
-        rows += [row(name, N, dtype, tbs * size) for name, tbs in (("copy", 4.2), ("fast", 4.0), ("fast_log", 3.9), ("fast_in_place", 4.1))]
+        rows += [row(name, N, dtype, tbs * size, kernel="warp" if N == 128 else "block")
+                 for name, tbs in (("copy", 4.2), ("fast", 4.0), ("fast_log", 3.9), ("fast_in_place", 4.1))]
         rows += [row(name, N, dtype, tbs * size) for name, tbs in (("torch", 2.0), ("quack", 1.0 if N == 4096 else 3.0))]
-    rows += [row("fast", 4096, dtype, 3.0, offset=1) for dtype in choosing.DTYPES]
-    rows += [row(f"family_{name}", N, "float32", 2.5) for name in ("warp", "block", "cluster") for N in LENGTHS[:2]]
-    rows += [{"name": f"{name}_{how}", "shape": [M, N], "dtype": dtype, "us": us * (N / 4096)}
+    rows += [row("fast", 4096, dtype, 3.0, offset=1, kernel="block") for dtype in choosing.DTYPES]
+    rows += [{"name": f"{name}_{how}", "shape": [M, N], "dtype": dtype, "us": us * (N / 4096),
+              "us_p90": us * (N / 4096) * (3 if (M, dtype, how) == (32, "float32", "graph") else 1)}
              for name, us in (("fast", 2.0), ("torch", 4.0), ("quack", 3.0)) for how in ("graph", "plain") for M in (1, 32)
              for N in (4096, 32768) for dtype in choosing.DTYPES]
     return Record({"device": "H200", "date": "today"}, rows, "made up")
@@ -46,7 +47,7 @@ def shown(monkeypatch):
 def test_a_speed_is_that_of_one_row(made_up):
     assert choosing.speed(made_up, "fast", 4096) == 4.0 and choosing.speed(made_up, "fast", 4096, offset=1) == 3.0
     assert choosing.speed(made_up, "fast", 4096, "bfloat16") == 2.0
-    assert choosing.speed(made_up, "family_shared", 4096) is None and choosing.speed(made_up, "fast", 4095) is None
+    assert choosing.speed(made_up, "triton", 4096) is None and choosing.speed(made_up, "fast", 4095) is None
     made_up.rows.append(row("fast", 4096, "float32", 1.0))
     with pytest.raises(ValueError, match="2 rows"):
         choosing.speed(made_up, "fast", 4096)
@@ -79,21 +80,30 @@ def test_the_map_is_the_table(dtype, clusters):
 def test_tables_show_ratios(made_up, shown):
     _, tables = shown
     choosing.shares(made_up)
-    choosing.crossovers(made_up)
     choosing.compare(made_up, "torch", "fast", ("torch", "ours"), up_to=128)
     choosing.odd(made_up)
     choosing.forms(made_up)
     choosing.slowest_against(made_up)
     choosing.ways()
-    shares, crossovers, compare, odd, forms, slowest, ways = tables
+    shares, compare, odd, forms, slowest, ways = tables
     assert "| fp32, of the best peer | 1.33 | 2.00 | 1.33 | 1.33 |" in shares and "| which is | quack | torch | quack | quack |" in shares
-    assert "| block alone | **2.50** | **2.50** | – | – |" in crossovers and "shared" not in crossovers
-    assert "| and reaches | 4.00 | 4.00 | 4.00 | 4.00 |\n| a copy | 4.20" in crossovers
     assert "| **faster by** | **2.00×** |" in compare and "4,096" not in compare
     assert odd.count("| 1.00 | 1.00 | 0.75 |") == 1 and "4,096, one off" in odd
     assert "| 0.97 (N = 128) to 0.97 |" in forms and "| 1.02 (N = 128) to 1.02 |" in forms
-    assert "| in a CUDA graph, fp32 | 0.67 (N = 4,096) | 0.67 (N = 4,096) |" in slowest
+    assert "| in a CUDA graph, fp32 | 0.67 (N = 4,096) | 0.67* (N = 4,096) |" in slowest and slowest.count("*") == 1
     assert ways.count("\n") == len(fast.WAYS["float32"]) + 1
+
+
+def test_the_best_trial_of_each_place_counts(shown):
+    def trial(kernel, cluster, N, tbs, part="2"):
+        return {"part": part, "name": kernel, "kernel": kernel, "cluster": cluster, "shape": [8, N], "dtype": "float32", "tbs": tbs}
+
+    rows = [trial("cluster", 8, 64, 3.0), trial("cluster", 8, 64, 3.5), trial("cluster", 16, 64, 3.2), trial("shared", 8, 128, 2.0),
+            trial("shared", 8, 64, 9.0, part="3"), trial("packed", 8, 64, 9.0)]
+    rows += [{"part": "2", "name": "copy", "shape": [8, N], "dtype": "float32", "tbs": 4.0} for N in (64, 128)]
+    choosing.tried(Record({}, rows, "made up"), "2", lengths=(64, 128), dtypes=("float32",))
+    assert shown[1][0].splitlines()[2:] == ["| 8 blocks, in registers | **3.50** | – |", "| 16 blocks, in registers | 3.20 | – |",
+                                            "| 8 blocks, in shared memory | – | **2.00** |", "| a copy | 4.00 | 4.00 |"]
 
 
 def test_where_a_peer_is_faster_is_said(made_up, capsys):
@@ -126,15 +136,14 @@ def test_figures_draw_what_is_there(made_up, shown):
     choosing.phases()
     choosing.busy(4, 32768, {"block": fast.Way(32768, "block", vectors=8), "cluster": fast.Way(32768, "cluster", cluster=8)})
     choosing.decision("bfloat16")
-    choosing.families(made_up)
+    choosing.taken(made_up)
     choosing.peers(made_up)
     choosing.few_rows(made_up)
-    places, lanes, _, busy, decision, families, peers, few = alts
+    places, lanes, _, busy, decision, taken, peers, few = alts
     assert "58,112 elements" in places and "8 of 32 lanes" in lanes and "4 rows, 32 of 32 lanes" in lanes
     assert "block 4; cluster 32." in busy
     assert "split" in decision and "without clusters" in decision
-    assert "block alone from 2.50 at 128 to 2.50 at 4,096" in families and "shared alone" not in families
-    assert "warp is taken at N = 128;" in families
+    assert "softmax(x), which takes … from 4.00 at 128 to 4.00 at 262,144; warp is taken at N = 128; block is" in taken
     assert "QuACK from 3.00 at 128" in peers and "bf16" in peers and "Triton" not in peers
     assert "graph, M = 32, torch.softmax: 4.0, 32.0" in few
 

@@ -1,11 +1,17 @@
 // Where a thread keeps its pieces of dy until the sum of the row is known: in registers or, with -DPARKED, in shared memory,
 // which doubles what a multiprocessor can hold.
 #pragma once
-#include "backward/types.h"
 
 #ifndef VECTORS
 #define VECTORS 4                                   // pieces of 16 bytes a thread has of each row
 #endif
+
+// Makes the compiler compute again what it needs of these bytes, instead of keeping it in more registers.
+__device__ inline void forget_results(uint4& bytes) {
+#ifndef __CPU_DEVICE__
+    asm volatile("" : "+r"(bytes.x), "+r"(bytes.y), "+r"(bytes.z), "+r"(bytes.w));
+#endif
+}
 
 #ifdef PARKED
 #include <cuda_pipeline.h>

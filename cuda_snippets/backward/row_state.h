@@ -1,6 +1,7 @@
 // The state of a row in one pass: what both forward kernels begin with.
 #pragma once
 #include "backward/team.h"
+#include "backward/split.h"
 
 #ifndef LOADS
 #define LOADS (sizeof(T) < 8 ? 4 : 2)               // loads of 16 bytes that a thread has under way
@@ -14,6 +15,13 @@
 #endif
 
 __shared__ State partial[32];                       // for team_merge()
+
+// The larger in each place; drops a NaN.
+#if defined(HALF) || defined(BF16)
+__device__ inline Pair larger(Pair a, Pair b) { return __hmax2(a, b); }
+#else
+__device__ inline Pair larger(Pair a, Pair b) { return Pair{max(a.x, b.x), max(a.y, b.y)}; }
+#endif
 
 // What a thread asks memory for at once: the pieces first, first + threads, ... of a row; -inf stands for what lies behind it.
 struct Batch {

@@ -2,6 +2,7 @@
 // summed over the row, and what the gradient is.  g is dy.
 #pragma once
 #include "backward/team.h"
+#include "backward/split.h"
 
 struct FromY {                                      // softmax, saved: y
     __device__ F probability(F a) const { return a; }

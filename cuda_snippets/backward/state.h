@@ -1,6 +1,6 @@
 // What a forward pass saves for the backward: the state (m, d) of each row, which holds its LSE = m + log d.
 #pragma once
-#include "backward/types.h"
+#include "types.h"
 
 // As in reduce.h, in the type that is computed with.  Any pair with the same d * exp(m) says the same: (LSE, 1) too.
 struct State { F m, d; };

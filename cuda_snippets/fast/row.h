@@ -5,7 +5,8 @@
 // -DALIGNED      rows of x and y begin and end at multiples of 16 bytes.
 // -DLOG          y = (x - m) - log d instead of exp(x - m) / d.
 #pragma once
-#include "fast/types.h"
+#include "types.h"
+#include "fast/state.h"
 
 #ifndef VECTORS
 #define VECTORS 4

@@ -1,6 +1,10 @@
 // States (m, d) of parts of a row, merged with the same power of two as the elements.
 #pragma once
-#include "fast/types.h"
+#include "reduce.h"
+
+// exp(x - m), as the power of two that the hardware has.  m is not -inf: -inf - -inf would be NaN.
+__device__ inline float weight(float x, float m) { return exp2f((x - m) * 1.44269504f); }
+__device__ inline float finite(float m) { return m == NEG_INF ? 0 : m; }
 
 // The states of two parts together.  A part of only -inf has d = 0.  fmaxf may drop a NaN from m; d keeps it.
 __device__ inline State join(State a, State b) {

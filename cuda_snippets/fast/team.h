@@ -1,7 +1,6 @@
 // The team that shares a row: the threads of a block, or of a cluster of CLUSTER blocks; and how their states merge.
 #pragma once
 #include "fast/row.h"
-#include "fast/state.h"
 #include "fast/barrier.h"
 
 #ifndef THREADS

@@ -5,7 +5,8 @@
 // Traffic: 2 reads and 1 write per element, and one barrier, as in V1; half the bytes with -DHALF or -DBF16.
 // Launch:  as V1.  Compile with -DHALF, -DBF16 or nothing.
 // Limits:  as V1.
-#include "fast/types.h"
+#include "reduce.h"
+#include "types.h"
 
 extern "C" __global__ void softmax_element_by_element(const T* __restrict__ x, T* __restrict__ y, int M, int N) {
     __shared__ State partial[32];                   // one state a warp

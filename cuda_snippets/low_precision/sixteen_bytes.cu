@@ -5,7 +5,8 @@
 // Traffic: 2 reads and 1 write per element, in about an eighth of the instructions.
 // Launch:  as online V1.  Compile with -DHALF, -DBF16 or nothing (then a piece holds 4 floats).
 // Limits:  as online V1; x and y reach addresses that are multiples of 16 together.
-#include "fast/types.h"
+#include "reduce.h"
+#include "types.h"
 
 // The state of the elements of a piece.
 __device__ inline State state_of(const Piece& piece) {

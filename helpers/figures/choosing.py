@@ -13,7 +13,6 @@ from helpers.figures.style import BLACK, BLUE, CYCLE, GREEN, GREY, ORANGE, PURPL
 
 FAMILIES = {"warp": (BLUE, "o"), "block": (ORANGE, "s"), "shared": (GREEN, "^"), "cluster": (VERMILLION, "D"), "split": (PURPLE, "v")}
 PEERS = {"copy": "a copy", "quack": "QuACK", "triton": "Triton, one pass", "compile": "torch.compile", "torch": "torch.softmax"}
-ELEMENTS = 2**27  # of the launches with many rows
 DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
@@ -269,22 +268,21 @@ def _over_lengths(ax, at, title) -> None:
     ax.set(ylim=(0, 4.9), xlabel="columns N, with M · N = 2²⁷", title=title)
 
 
-def families(record, dtype: str = "float32") -> None:
-    """Effective bandwidth of the dispatcher against N, each length marked with its kernel; and each kernel alone, if recorded."""
+def taken(record, dtype: str = "float32") -> None:
+    """Effective bandwidth of the dispatcher against N, each length marked with the kernel that the table took."""
     at = lengths(record, dtype)
-    fig, ax = new_figure(8.8, 4.1)
+    took = {r["shape"][1]: r["kernel"] for r in record.rows if r["name"] == "fast" and r["dtype"] == dtype}
+    fig, ax = new_figure(8.8, 3.6)
     told = [_curve(ax, record, "copy", dtype, at, color=BLACK, linestyle="--", linewidth=1.2, label="a copy"),
             _curve(ax, record, "fast", dtype, at, color="#BBBBBB", linewidth=6, label="softmax(x), which takes …")]
     for name, (color, marker) in FAMILIES.items():
-        taken = [N for N in at if fast.way(ELEMENTS // N, N, dtype, 16).kernel == name]
-        if taken:
-            ax.plot(taken, [speed(record, "fast", N, dtype) for N in taken], marker, color=color, markersize=9, label=f"… {name}")
-            told.append(f"{name} is taken at N = {', '.join(f'{N:,}' for N in taken)}")
-        told.append(_curve(ax, record, f"family_{name}", dtype, at, color=color, marker=marker, linewidth=1.2, label=f"{name} alone"))
+        if mine := [N for N in at if took[N] == name]:
+            ax.plot(mine, [speed(record, "fast", N, dtype) for N in mine], marker, color=color, markersize=9, label=f"… {name}")
+            told.append(f"{name} is taken at N = {', '.join(f'{N:,}' for N in mine)}")
     _over_lengths(ax, at, f"One call, several kernels, {DTYPES[dtype]} ({_said(record)})")
     ax.set_ylabel("effective bandwidth, TB/s")
-    ax.legend(fontsize=9, ncols=4, loc="lower center")
-    show(fig, alt=f"Effective bandwidth in TB/s over the number of columns, {DTYPES[dtype]}. {'; '.join(t for t in told if t)}.")
+    ax.legend(fontsize=9, ncols=5, loc="lower center")
+    show(fig, alt=f"Effective bandwidth in TB/s over the number of columns, {DTYPES[dtype]}. {'; '.join(told)}.")
 
 
 def peers(record) -> None:
@@ -307,19 +305,24 @@ def peers(record) -> None:
     show(fig, alt=f"Effective bandwidth in TB/s over the number of columns. {'. '.join(told)}.")
 
 
-def crossovers(record) -> None:
-    """What the dispatcher takes for every N, fp32, and reaches; and the TB/s of each kernel alone, if recorded, the fastest in bold."""
-    at = lengths(record)
+def tried(record, part: str, lengths=(65_536, 131_072, 262_144), dtypes=("float32", "bfloat16")) -> None:
+    """Long rows: TB/s of the best trial for each number of blocks and place of the row, in one part of the trials; the fastest in bold."""
+    columns = list(product(dtypes, lengths))
+    best = {}
+    for r in record.rows:
+        column = r["dtype"], r["shape"][1]
+        if r["part"] == part and r.get("kernel") in ("cluster", "shared") and column in columns:
+            row = r["kernel"], r["cluster"]
+            best.setdefault(row, {})[column] = max(r["tbs"], best.get(row, {}).get(column, 0))
+    top = {column: max(of.get(column, 0) for of in best.values()) for column in columns}
+    where = {"cluster": "in registers", "shared": "in shared memory"}
     rows = []
-    best = {N: max((speed(record, f"family_{name}", N) or 0) for name in FAMILIES) for N in at}
-    for name in FAMILIES:
-        cells = [speed(record, f"family_{name}", N) for N in at]
-        shown = ["–" if v is None else f"**{v:.2f}**" if v == best[N] else f"{v:.2f}" for v, N in zip(cells, at, strict=True)]
-        rows += [[f"{name} alone", *shown]] * any(cells)
-    rows.append(["`softmax(x)` takes", *(_kernel(fast.way(ELEMENTS // N, N, "float32", 16)) for N in at)])
-    rows.append(["and reaches", *(f"{speed(record, 'fast', N):.2f}" for N in at)])
-    rows.append(["a copy", *(f"{speed(record, 'copy', N):.2f}" for N in at)])
-    _table(["TB/s", *(f"{N:,}" if N < 1024 else f"{N // 1024}K" for N in at)], rows)
+    for (kernel, blocks), of in sorted(best.items()):
+        cells = ["–" if c not in of else f"**{of[c]:.2f}**" if of[c] == top[c] else f"{of[c]:.2f}" for c in columns]
+        rows.append([f"{blocks} blocks, {where[kernel]}", *cells])
+    copies = {(r["dtype"], r["shape"][1]): r["tbs"] for r in record.rows if r["part"] == part and r["name"] == "copy"}
+    rows.append(["a copy", *(f"{copies[c]:.2f}" for c in columns)])
+    _table(["TB/s", *(f"{DTYPES[dtype]}, N = {N:,}" for dtype, N in columns)], rows)
 
 
 def compare(record, before: str, after: str, labels: tuple[str, str], up_to: int = fast.MAX_N, dtype: str = "float32") -> None:
@@ -388,19 +391,22 @@ def few_rows(record, dtype: str = "float32", names=("torch", "quack")) -> None:
 
 
 def slowest_against(record, names=("torch", "quack")) -> None:
-    """For few rows: the dispatcher's time as a share of the faster peer's, the worst case of all N, for each M and dtype."""
+    """For few rows: the dispatcher's time as a share of the faster peer's, the worst case of all N, for each M and dtype.
+
+    A star marks a case in which a tenth of the calls took more than twice the median: the host was disturbed.
+    """
+    times = {(r["name"], *r["shape"], r["dtype"]): r for r in record.rows if r["name"].endswith(("_graph", "_plain"))}
+    counts, at = (sorted({key[i] for key in times}) for i in (1, 2))
     rows = []
-    for how, label in (("graph", "in a CUDA graph"), ("plain", "one by one")):
-        for dtype, short in DTYPES.items():
-            shapes = [r["shape"] for r in record.rows if r["name"] == f"fast_{how}" and r["dtype"] == dtype]
-            cells = []
-            for M in sorted({s[0] for s in shapes}):
-                ratio = {N: time(record, "fast", how, M, N, dtype) / min(us for n in names if (us := time(record, n, how, M, N, dtype)))
-                         for m, N in shapes if m == M}
-                worst = max(ratio, key=ratio.get)
-                cells.append(f"{ratio[worst]:.2f} (N = {worst:,})")
-            rows.append([f"{label}, {short}", *cells])
-    counts = sorted({r["shape"][0] for r in record.rows if r["name"] == "fast_graph"})
+    for (how, label), (dtype, short) in product((("graph", "in a CUDA graph"), ("plain", "one by one")), DTYPES.items()):
+        cells = []
+        for M in counts:
+            case = {N: [times[f"{name}_{how}", M, N, dtype] for name in ("fast", *names)] for N in at}
+            ratio = {N: ours["us"] / min(p["us"] for p in others) for N, (ours, *others) in case.items()}
+            worst = max(ratio, key=ratio.get)
+            disturbed = any(r["us_p90"] > 2 * r["us"] for r in case[worst])
+            cells.append(f"{ratio[worst]:.2f}{'*' * disturbed} (N = {worst:,})")
+        rows.append([f"{label}, {short}", *cells])
     _table(["time, of the faster peer's: the worst N", *(f"M = {M}" for M in counts)], rows)
 
 
