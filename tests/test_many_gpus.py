@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from helpers import many_gpus, many_gpus_lesson, record, reference, topk
+from helpers import many_gpus, record, reference, topk
 from helpers.device import on_gpu
-from helpers.many_gpus_group import Group, RankFailed
+from helpers.many_gpus import lesson
+from helpers.many_gpus.group import Group, RankFailed
 
 NAN, INF = np.nan, np.inf
 GROUPS = [("gloo", 1), ("gloo", 2), ("gloo", 4)]
@@ -65,14 +66,14 @@ def test_softmax(group, merge):
     for dtype in dtypes(group):
         x = logits(dtype)
         for cuts in splits(50, group.size):
-            y = np.concatenate([r[0] for r in group.run(many_gpus_lesson.softmax, x, cuts, merge, dtype)], axis=1)
+            y = np.concatenate([r[0] for r in group.run(lesson.softmax, x, cuts, merge, dtype)], axis=1)
             assert close(y, reference.softmax(x), dtype), cuts
 
 
 def test_softmax_without_rows(group):
     x = np.empty((0, 8), np.float32)
     for merge in many_gpus.MERGES:
-        parts = group.run(many_gpus_lesson.softmax, x, splits(8, group.size)[0], merge)
+        parts = group.run(lesson.softmax, x, splits(8, group.size)[0], merge)
         assert sum(r[0].shape[1] for r in parts) == 8 and all(r[0].shape[0] == 0 for r in parts)
 
 
@@ -82,7 +83,7 @@ def test_cross_entropy_and_its_gradient(group):
         x = logits(dtype)
         loss, dx = single_device_cross_entropy(x, targets)
         for cuts in splits(50, group.size):
-            ranks = group.run(many_gpus_lesson.cross_entropy, x, targets, cuts, dtype)
+            ranks = group.run(lesson.cross_entropy, x, targets, cuts, dtype)
             assert all(reference.agrees(r[0], loss, atol=1e-5) for r in ranks), cuts
             assert close(np.concatenate([r[1] for r in ranks], axis=1), dx, dtype), cuts
 
@@ -107,7 +108,7 @@ def test_topk(group, k):
         x = logits(dtype)
         p, columns, _ = topk.oracle(x, k)
         for cuts in splits(50, group.size):
-            for r in group.run(many_gpus_lesson.softmax_topk, x, k, cuts, dtype):
+            for r in group.run(lesson.softmax_topk, x, k, cuts, dtype):
                 assert np.array_equal(r[1], columns), cuts
                 assert close(r[0], p, dtype), cuts
 
@@ -133,10 +134,10 @@ def test_attention(group, S, causal):
         for zigzag in (False, True):
             for overlap in (True, False):
                 o, lse = np.full(q.shape, NAN), np.full(q.shape[:3], NAN)
-                for o_part, lse_part, places, *_ in group.run(many_gpus_lesson.ring, q, k, v, causal, zigzag, overlap, dtype):
+                for o_part, lse_part, places, *_ in group.run(lesson.ring, q, k, v, causal, zigzag, overlap, dtype):
                     o[:, :, places], lse[:, :, places] = o_part, lse_part
                 assert_attention((o, lse), expected, tolerance)
-        for o, lse, *_ in group.run(many_gpus_lesson.gathered, q, k, v, causal, dtype):
+        for o, lse, *_ in group.run(lesson.gathered, q, k, v, causal, dtype):
             assert_attention((o, lse), expected, tolerance)
 
 
@@ -149,7 +150,7 @@ def test_attention_keeps_nan_and_masked_keys_apart(group):
     q, k, v = (rng.standard_normal((1, 1, 24, 16)).astype(np.float32) for _ in range(3))
     q[0, 0, 5] = NAN  # one query is NaN, and no other
     for zigzag in (False, True):
-        for o, lse, places, *_ in group.run(many_gpus_lesson.ring, q, k, v, True, zigzag):
+        for o, lse, places, *_ in group.run(lesson.ring, q, k, v, True, zigzag):
             assert np.array_equal(np.isnan(lse[0, 0]), places == 5)
             assert np.array_equal(np.isnan(o[0, 0]).all(axis=1), places == 5)
 
@@ -185,7 +186,7 @@ def test_bytes_are_those_that_the_system_counts(group):
     if size == 1 or group.backend == "nccl":
         pytest.skip("nothing passes through the system's network")
     for way, factor in (("all_reduce", 2 * (size - 1) / size), ("all_gather", size - 1), ("pass_on", 1)):
-        counted, seen = group.run(many_gpus_lesson.traffic, way, numbers)[0]
+        counted, seen = group.run(lesson.traffic, way, numbers)[0]
         assert counted == size * factor * 4 * numbers
         assert seen is None or seen > 0.99 * counted  # other programs use the interface too: there may be more
 
@@ -194,7 +195,7 @@ def test_bytes_of_each_merge(group):
     """What the notebook's formulas say, for M rows: two numbers a row, reduced or gathered."""
     M, R = 12, group.size
     x, cuts = np.zeros((M, 50), np.float32), splits(50, R)[0]
-    reduced, gathered = (group.run(many_gpus_lesson.softmax, x, cuts, merge)[0][1:] for merge in ("all_reduce", "all_gather"))
+    reduced, gathered = (group.run(lesson.softmax, x, cuts, merge)[0][1:] for merge in ("all_reduce", "all_gather"))
     assert reduced == (2 * (2 * (R - 1) * 4 * M // R), 2) and gathered == ((R - 1) * 8 * M, 1)
 
 
@@ -206,7 +207,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from helpers import many_gpus
-from helpers.many_gpus_group import Comm
+from helpers.many_gpus.group import Comm
 dist.init_process_group("gloo")
 comm = Comm(torch.device("cpu"))
 x = torch.arange(12.0).reshape(2, 6) * 7
@@ -247,9 +248,9 @@ def wait_until_gone(pids, seconds: float = 5.0) -> bool:
 
 @pytest.mark.parametrize("backend", dict(GROUPS))
 @pytest.mark.parametrize("function, words", [
-    (many_gpus_lesson.fail, ["rank 1 of 2 raised ValueError: this shard is damaged", "many_gpus_lesson.py", "in fail"]),
-    (many_gpus_lesson.die, ["rank 1 of 2 died (signal 9)"]),
-    (many_gpus_lesson.hang, ["time-out: hang took more than 1 s", "0 of 2 ranks were done", "rank 1 is at", "time.sleep"]),
+    (lesson.fail, ["rank 1 of 2 raised ValueError: this shard is damaged", "lesson.py", "in fail"]),
+    (lesson.die, ["rank 1 of 2 died (signal 9)"]),
+    (lesson.hang, ["time-out: hang took more than 1 s", "0 of 2 ranks were done", "rank 1 is at", "time.sleep"]),
 ], ids=["raises", "dies", "hangs"])
 def test_a_bad_rank_ends_the_group(function, words, backend):
     with Group(2, backend) as group:
@@ -259,10 +260,10 @@ def test_a_bad_rank_ends_the_group(function, words, backend):
             group.run(function, 1, timeout=1)
         assert time.monotonic() - start < 4
         assert all(word in str(error.value) for word in words), str(error.value)
-        assert error.value.rank == (None if function is many_gpus_lesson.hang else 1)
+        assert error.value.rank == (None if function is lesson.hang else 1)
         assert wait_until_gone(pids)
         with pytest.raises(RuntimeError, match="this group has ended"):
-            group.run(many_gpus_lesson.hello)
+            group.run(lesson.hello)
 
 
 def children(pids: list[int]) -> list[int]:
@@ -280,23 +281,23 @@ def children(pids: list[int]) -> list[int]:
 def test_a_rank_killed_from_outside_is_named():
     q = np.ones((1, 1, 4, 16), np.float32)
     with Group(2) as group:
-        group.run(many_gpus_lesson.ring, q, q, q)  # kernels run, in processes of the CPU device
+        group.run(lesson.ring, q, q, q)  # kernels run, in processes of the CPU device
         pids = group.pids + children(group.pids)
         assert len(pids) > 2 or not Path("/proc").is_dir()
         os.kill(group.pids[0], signal.SIGKILL)
         with pytest.raises(RankFailed, match=r"rank 0 of 2 died \(signal 9\)"):
-            group.run(many_gpus_lesson.hello, timeout=20)
+            group.run(lesson.hello, timeout=20)
     assert wait_until_gone(pids)
 
 
 PARENT = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background starts with it ignored
-from helpers import many_gpus_lesson
-from helpers.many_gpus_group import Group
+from helpers.many_gpus import lesson
+from helpers.many_gpus.group import Group
 group = Group(2)
 print(*group.pids, flush=True)
-group.run(many_gpus_lesson.hang, 1)
+group.run(lesson.hang, 1)
 """
 
 
@@ -323,7 +324,7 @@ def test_a_group_that_cannot_be_is_refused():
 def test_functions_that_ranks_cannot_import_are_refused(group):
     with pytest.raises(TypeError, match="put .*lambda.* into a module"):
         group.run(lambda comm: 0)
-    ranks = group.run(many_gpus_lesson.hello)  # and the group lives on
+    ranks = group.run(lesson.hello)  # and the group lives on
     assert [r[0] for r in ranks] == list(range(group.size)) and [r[1] for r in ranks] == group.pids
     assert {r[2] for r in ranks} == {sum(range(group.size))}
 

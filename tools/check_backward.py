@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch  # noqa: E402
 
 from helpers import gradients as g  # noqa: E402
+from helpers.bench.backward import COLUMNS, ELEMENTS, contenders  # noqa: E402
 from helpers.device import cp, device_sentence, on_gpu  # noqa: E402
-from helpers.gradients_bench import COLUMNS, ELEMENTS, contenders  # noqa: E402
 from helpers.measure import time_us  # noqa: E402
 
 T0 = time.time()

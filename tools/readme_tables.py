@@ -34,6 +34,18 @@ def ladders() -> str:
                       f"{_sentence(rows)}"])
 
 
+def softmax() -> str:
+    """Effective bandwidth of the dispatcher and what a user would pick instead, over N."""
+    rows, columns = record("softmax"), (128, 1024, 4096, 16_384, 65_536, 262_144)
+    lines = ["| M·N = 2^27, TB/s | " + " | ".join(f"N = {n:,}" for n in columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for dtype in ("float32", "bfloat16"):
+        for name, title in (("copy", "device copy"), ("fast", "**this course, `softmax(x)`**"), ("quack", "QuACK"), ("triton", "Triton, one pass"),
+                            ("compile", "`torch.compile`"), ("torch", "`torch.softmax`")):
+            tbs = {r["shape"][1]: r["tbs"] for r in rows.rows if (r["name"], r["dtype"], r.get("offset")) == (name, dtype, 0)}
+            lines.append(f"| {dtype}: {title} | " + " | ".join(f"{tbs[n]:.2f}" if n in tbs else "–" for n in columns) + " |")
+    return "\n".join([*lines, "", _sentence(rows)])
+
+
 def attention() -> str:
     """TFLOP/s and memory of every attention step and peer over S."""
     rows = record("attention")
@@ -96,7 +108,8 @@ def _title(name: str) -> str:
 
 def updated(text: str) -> str:
     """The README with every marked table made anew."""
-    for name, table in (("ladders", ladders), ("attention", attention), ("tensor_cores", tensor_cores), ("topk", topk)):
+    for table in (softmax, tensor_cores, topk, ladders, attention):
+        name = table.__name__
         text = re.sub(rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)", lambda m, t=table: m[1] + t() + m[2], text, flags=re.S)
     return text
 

@@ -20,7 +20,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from helpers import fast  # noqa: E402
-from helpers.bench_softmax import ELEMENTS, Case, check, data, graph_times, processes, times_in_turn  # noqa: E402
+from helpers.bench.softmax import ELEMENTS, Case, check, data, graph_times, processes, times_in_turn  # noqa: E402
 from helpers.device import cp, on_gpu  # noqa: E402
 from helpers.fast import MAX_SHARED, Way  # noqa: E402
 

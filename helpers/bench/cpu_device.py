@@ -11,9 +11,9 @@ import time
 
 import numpy as np
 
+from ..cpu_device import asarray, compiler, empty_like, settings
+from ..cpu_device.kernel import RawKernel, pool
 from ..snippets import load
-from . import asarray, compiler, empty_like, settings
-from .kernel import RawKernel, pool
 
 M, N, THREADS = 64, 8192, 256
 KERNELS = (("safe V1", "safe/v1_block.cu", "softmax_safe_v1"), ("safe V2", "safe/v2_warp_shuffle.cu", "softmax_safe_v2"))

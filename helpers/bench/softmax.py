@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from . import fast, reference
-from .bench import peer_module
-from .device import cp
-from .measure import tbs
+from .. import fast, reference
+from ..device import cp
+from ..measure import tbs
+from . import peer_module
 
 ELEMENTS = 2**27
 DTYPES = ("float32", "float16", "bfloat16")
@@ -94,7 +94,7 @@ def peers(t, case: Case) -> dict[str, Callable]:
         torch._dynamo.reset()
         compiled = torch.compile(lambda t: torch.softmax(t, -1), dynamic=False)
         found["compile"] = lambda: compiled(t)
-        if case.N <= 65536 and (triton := peer_module("helpers.triton_softmax")):
+        if case.N <= 65536 and (triton := peer_module("helpers.bench.triton_softmax")):
             found["triton"] = lambda: triton.one_pass(t)
     return found
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .attention import BEST, attention
-from .bench import row
-from .device import cp
-from .ladder import STEPS
+from ..attention import BEST, attention
+from ..device import cp
+from ..ladder import STEPS
+from . import row
 
 BACKENDS = {"sdpa_flash": "FLASH_ATTENTION", "sdpa_cudnn": "CUDNN_ATTENTION", "sdpa_efficient": "EFFICIENT_ATTENTION", "sdpa_math": "MATH"}
 FLOAT32 = [(1, 16, S, 64) for S in (512, 1024, 2048, 4096, 8192)]  # B, H, S, D

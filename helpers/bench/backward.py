@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from . import gradients
-from .bench import peer_module, row
-from .device import cp
+from .. import gradients
+from ..device import cp
+from . import peer_module, row
 
 COLUMNS = (1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 ELEMENTS = {"float32": 2**27, "bfloat16": 2**28}
@@ -27,7 +27,7 @@ extern "C" __global__ void read(const uint4* x, unsigned* y, long long n) {     
 }"""
 
 
-def backward_rows(columns=COLUMNS, dtypes=tuple(ELEMENTS), peers: bool = True) -> list[dict]:
+def rows(columns=COLUMNS, dtypes=tuple(ELEMENTS), peers: bool = True) -> list[dict]:
     """Time every kernel of cuda_snippets/backward/, for rows of `columns` elements, 2^27 float32 or 2^28 bfloat16 in all.
 
     Beside them: add (z = x + y, the bandwidth of two reads and a write), copy, read (reading alone) and, with `peers`, torch

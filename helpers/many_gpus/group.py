@@ -133,7 +133,7 @@ class Group:
         with theirs, open(self._log(rank), "wb") as log:
             self._pipes.append(ours)
             self._processes.append(subprocess.Popen(
-                [sys.executable, "-c", "from helpers.many_gpus_group import serve; serve()", str(theirs.fileno())],
+                [sys.executable, "-c", "from helpers.many_gpus.group import serve; serve()", str(theirs.fileno())],
                 env=_environment(self.size, rank, self.backend, self._folder), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 pass_fds=[theirs.fileno()], start_new_session=True))  # Ctrl-C is ours to handle
 

@@ -13,9 +13,9 @@ import time
 import numpy as np
 import torch
 
-from . import many_gpus
-from .many_gpus import shard, tokens
-from .many_gpus_group import Comm
+from .. import many_gpus
+from . import shard, tokens
+from .group import Comm
 
 
 def hello(comm: Comm) -> tuple[int, int, int]:

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 import numpy as np
 import torch
 
-from . import many_gpus
-from .many_gpus import State, shard, tokens
-from .many_gpus_group import Comm, Group, RankFailed
+from .. import many_gpus
+from ..many_gpus import State, shard, tokens
+from ..many_gpus.group import Comm, Group, RankFailed
 
 M, N = 8192, 131_072  # rows and columns of the logits
 B, H, S, D = 1, 16, 65_536, 128
@@ -130,8 +130,8 @@ def _softmax(comm, shape, dtype):
 
 
 def _softmax_alone(comm, shape, dtype):
-    from .fast import softmax
-    from .gradients import _array, _current_stream
+    from ..fast import softmax
+    from ..gradients import _array, _current_stream
 
     x = _random(comm, shape, dtype)
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .bench import peer_module, row
-from .device import cp
-from .ladder import numpy_type
-from .topk import VARIANTS, launches, results
+from ..device import cp
+from ..ladder import numpy_type
+from ..topk import VARIANTS, launches, results
+from . import peer_module, row
 
 CASES = (  # M, N, k
     (4000, 25_000, 5), (4000, 25_000, 32), (4000, 25_000, 64), (10, 25_000, 5), (512, 128_256, 1), (512, 128_256, 8), (512, 128_256, 64),

@@ -1,6 +1,6 @@
 """Softmax, cross-entropy, top-k and attention over several GPUs: what each rank does, and the merge of their states.
 
-Every function here runs on all ranks at once, as `function(comm, ...)` with a `Comm` of many_gpus_group, on that rank's part of
+Every function here runs on all ranks at once, as `function(comm, ...)` with a `Comm` of group.py, on that rank's part of
 the data: tensors on `comm.device`.  Columns and tokens may be split unevenly, and a part may be empty.
 """
 
@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import torch
 
-from . import gradients, topk
-from .attention import attention
-from .gradients import _array, _current_stream, _tensor
-from .many_gpus_group import Comm
+from .. import gradients, topk
+from ..attention import attention
+from ..gradients import _array, _current_stream, _tensor
+from .group import Comm
 
 NEG_INF = float("-inf")
 ALL = slice(None)

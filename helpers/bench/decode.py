@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .bench import row
-from .decode import launch, plan, results
-from .device import cp
-from .ladder import numpy_type
-from .topk_bench import READ
+from ..decode import launch, plan, results
+from ..device import cp
+from ..ladder import numpy_type
+from . import row
+from .topk import READ
 
 CASES = (  # B, query heads, cache heads, Sk, D, dtype
     (1, 8, 8, 32_768, 64, "bfloat16"), (1, 8, 8, 32_768, 128, "bfloat16"), (1, 8, 8, 32_768, 128, "float16"),
