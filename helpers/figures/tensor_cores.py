@@ -9,7 +9,8 @@ from helpers.figures.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY,
 from helpers.ladder import STEPS
 
 LADDER = tuple(key for key, step in STEPS.items() if key.startswith("attention") and "bfloat16" in step.dtypes)
-PEERS = {"sdpa_flash": "SDPA, FlashAttention-2", "sdpa_cudnn": "SDPA, cuDNN", "sdpa_efficient": "SDPA, memory-efficient"}
+PEERS = {"sdpa_flash": "SDPA, FlashAttention-2", "sdpa_cudnn": "SDPA, cuDNN", "sdpa_efficient": "SDPA, memory-efficient",
+         "sdpa_math": "SDPA, math: stores the scores"}
 REGISTERS = (SKY, ORANGE, YELLOW, "#BFBFBF")
 WAITS = {  # what a warp waits for -> the stall reasons of Nsight Compute, colour
     "shared memory": (("short_scoreboard", "mio_throttle"), VERMILLION),
@@ -44,29 +45,30 @@ def piece_at(row: int, piece: int, D: int = 64) -> int:
     return piece ^ (row // 2 % 4 if D <= 32 else row % 8)
 
 
-def _cells(ax, left, top, labels, colours, frame):
-    """A matrix of cells of size 1 with labels, and a thick frame around those for which frame[row, column]."""
-    for (row, column), label in np.ndenumerate(labels):
-        ax.add_patch(Rectangle((left + column, top + row), 1, 1, facecolor=colours[row, column], edgecolor="white", linewidth=0.6))
-        ax.text(left + column + 0.5, top + row + 0.53, label, ha="center", va="center", fontsize=6.5, color=BLACK,
-                weight="bold" if frame[row, column] else "normal")
-    for row, column in np.argwhere(frame):
-        ax.add_patch(Rectangle((left + column, top + row), 1, 1, fill=False, edgecolor=BLACK, linewidth=1.8))
+def _pairs(ax, left: int, lanes, registers, lane: int, down: bool = False) -> None:
+    """A matrix in pairs of neighbours that share a register, labelled with their lane; those of `lane` in a thick frame."""
+    width, height = (1, 2) if down else (2, 1)
+    for row in range(0, len(lanes), height):
+        for column in range(0, len(lanes[0]), width):
+            x, y, mine = left + column, row, lanes[row, column] == lane
+            ax.add_patch(Rectangle((x, y), width, height, facecolor=REGISTERS[registers[row, column]], edgecolor="white", linewidth=0.8))
+            ax.text(x + width / 2, y + height / 2, lanes[row, column], ha="center", va="center", fontsize=7.5, color=BLACK,
+                    weight="bold" if mine else "normal")
+            if mine:
+                ax.add_patch(Rectangle((x, y), width, height, fill=False, edgecolor=BLACK, linewidth=2, zorder=3))
 
 
 def fragments(lane: int = 9) -> None:
-    """Operands and result of S = Q K^T for 16 queries and 16 keys, each number labelled with the lane that holds it."""
+    """Operands and result of S = Q K^T for 16 queries and 16 keys, each pair of numbers labelled with the lane that holds it."""
     row, column = np.indices((16, 16))
-    a_lane, a_register = holder_of_a(row, column)
-    b_lane, b_register = holder_of_b(*np.indices((16, 8)))
     c_lane, c_number = holder_of_c(row, column % 8)
-    pick = np.array(REGISTERS, object)
-    fig, ax = new_figure(9.6, 4.6)
+    b_lane, b_register = holder_of_b(*np.indices((16, 8)))
+    fig, ax = new_figure(9.2, 4.4)
     ax.axis("off")
     ax.set(xlim=(-1, 49.5), ylim=(20.8, -3.6), aspect="equal")
-    _cells(ax, 0, 0, a_lane, pick[a_register], a_lane == lane)
-    _cells(ax, 19, 0, b_lane, pick[b_register * 2], b_lane == lane)
-    _cells(ax, 31, 0, c_lane, pick[c_number // 2 + 2 * (column // 8)], c_lane == lane)
+    _pairs(ax, 0, *holder_of_a(row, column), lane)
+    _pairs(ax, 19, b_lane, 2 * b_register, lane, down=True)
+    _pairs(ax, 31, c_lane, c_number // 2 + 2 * (column // 8), lane)
     ax.plot([39, 39], [-0.3, 16.3], color=BLACK, linewidth=1.2)
     text = {"ha": "center", "va": "center", "color": BLACK}
     for x, name, shape in ((8, "A: 16 queries", "16 of their D columns"), (23, "B: 8 keys", "the same 16 of D"),
@@ -78,14 +80,14 @@ def fragments(lane: int = 9) -> None:
     for x, words in ((0.5, "a[0]"), (5.5, "a[1]"), (10.5, "a[2]"), (15.5, "a[3]")):
         ax.add_patch(Rectangle((x, 17.3), 1, 1, facecolor=REGISTERS[int(words[2])]))
         ax.text(x + 1.3, 17.85, words, fontsize=9, va="center", color=BLACK)
-    ax.text(0.5, 19.8, f"a cell shows the lane that holds it, a colour its register; framed: all that lane {lane} holds", fontsize=9.5,
-            va="center")
+    ax.text(0.5, 19.8, "a cell is two neighbours and shows the lane that holds them, a colour their register; "
+            f"framed: all that lane {lane} holds", fontsize=9.5, va="center")
     ax.text(31, 17.85, "c[0], c[1] blue · c[2], c[3] orange · next C: yellow, grey", fontsize=8.5, va="center")
-    show(fig, alt="Three matrices of cells, each cell labelled with the lane that holds it. A, 16 queries by 16 columns: row g and row "
-                  "g + 8 belong to lanes 4g to 4g + 3, each lane with two neighbouring columns of the left and of the right half, in four "
-                  "registers. B, 16 columns by 8 keys: lane 4g + t holds rows of column g. The scores, two results C of 16 queries by 8 "
-                  f"keys side by side, show the same lanes and colours as A: what lane {lane} holds of the scores of 16 keys lies where "
-                  "it would hold an operand A.")
+    show(fig, alt="Three matrices, each pair of neighbours labelled with the lane that holds it. A, 16 queries by 16 columns: rows g and "
+                  "g + 8 belong to lanes 4g to 4g + 3, each lane with two neighbouring columns of the left and of the right half, in "
+                  "four registers. B, 16 columns by 8 keys: lane 4g + t holds pairs down column g. The scores, two results C of 16 "
+                  f"queries by 8 keys side by side, show the same lanes and colours as A: what lane {lane} holds of the scores of 16 "
+                  "keys lies where it would hold an operand A.")
 
 
 def banks(D: int = 64, piece: int = 2) -> None:
@@ -96,10 +98,9 @@ def banks(D: int = 64, piece: int = 2) -> None:
             for c in range(8):
                 place = piece_at(row, c, D) if swizzled else c
                 marked = c == piece
-                ax.add_patch(Rectangle((4 * place, row), 4, 1, facecolor=ORANGE if marked else "#F2F2F2", edgecolor=GREY, linewidth=0.7,
-                                       hatch="//" if marked else None))
+                ax.add_patch(Rectangle((4 * place, row), 4, 1, facecolor=ORANGE if marked else "#F2F2F2", edgecolor=GREY, linewidth=0.7))
                 ax.text(4 * place + 2, row + 0.52, c, ha="center", va="center", fontsize=9, weight="bold" if marked else "normal",
-                        color=BLACK, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1} if marked else None)
+                        color=BLACK)
         ax.grid(visible=False)
         ax.set(xlim=(0, 32), ylim=(8, 0), xticks=range(0, 33, 4), yticks=np.arange(8) + 0.5, yticklabels=range(8), xlabel="bank")
         ax.set_title("swizzled: 8 places, one pass" if swizzled else "row by row: one place, 8 passes")
@@ -173,17 +174,17 @@ def stalls(record, D: int = 64) -> None:
 
 
 def speed(record) -> None:
-    """TFLOP/s of every step and of SDPA's fused backends at B = 4, 16 heads, S = 4096, from record("attention")."""
+    """TFLOP/s of every step and of SDPA's backends at B = 4, 16 heads, S = 4096, from record("attention")."""
     names = (*LADDER, *PEERS)
     labels = [STEPS[name].title if name in STEPS else PEERS[name] for name in names]
     fig, axes = new_figure(9.8, 4.6, cols=2, sharey=True, sharex=True)
     y, said = np.arange(len(names))[::-1].astype(float), []
     y[:len(LADDER)] += 0.4
     for ax, D in zip(axes, (64, 128), strict=True):
-        for causal, shift, hatch in ((False, 0.19, None), (True, -0.19, "//")):
+        for causal, shift, shade in ((False, 0.19, 1.0), (True, -0.19, 0.4)):
             values = [record.find(name=name, shape=(4, 16, 4096, 4096, D, causal))["tflops"] for name in names]
             colours = [BLUE if name in STEPS else GREY for name in names]
-            ax.barh(y + shift, values, height=0.36, color=colours if not causal else "white", edgecolor=colours, hatch=hatch, linewidth=1)
+            ax.barh(y + shift, values, height=0.36, color=colours, alpha=shade)
             for at, value in zip(y + shift, values, strict=True):
                 ax.text(value + 6, at, f"{value:.0f}", va="center", fontsize=8)
             said.append(f"D = {D}{', causal' if causal else ''}: " + ", ".join(f"{n} {v:.0f}" for n, v in zip(labels, values, strict=True)))
@@ -191,7 +192,7 @@ def speed(record) -> None:
         ax.axvline(flash, color=VERMILLION, linewidth=1.2, linestyle="--", zorder=0)
         ax.grid(axis="y", visible=False)
         ax.set(title=f"D = {D}", xlabel="TFLOP/s (causal: half the operations count)", yticks=y, yticklabels=labels, xlim=(0, 760))
-    axes[0].legend([Rectangle((0, 0), 1, 1, facecolor=BLUE), Rectangle((0, 0), 1, 1, facecolor="white", edgecolor=BLUE, hatch="//")],
+    axes[0].legend([Rectangle((0, 0), 1, 1, facecolor=BLUE, alpha=shade) for shade in (1.0, 0.4)],
                    ["every query sees every key", "causal"], fontsize=8.5, loc="upper right")
     fig.suptitle(f"bf16, B = 4, 16 heads, S = 4096, recorded on an {record.run['device']}, {record.run['date']}; grey: torch; "
                  "dashed: FlashAttention-2", fontsize=10)

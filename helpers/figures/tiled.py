@@ -134,7 +134,7 @@ def tiles(record) -> None:
     sizes = [tuple(int(part[1:]) for part in r["name"].split("_")) for r in record.rows]
     queries, keys = (sorted({size[i] for size in sizes}) for i in (0, 1))
     speeds = np.full((len(queries), len(keys)), np.nan)
-    fig, ax = new_figure(8.8, 4.3)
+    fig, ax = new_figure(8.2, 3.9)
     for r, (n_queries, n_keys) in zip(record.rows, sizes, strict=True):
         y, x = queries.index(n_queries), keys.index(n_keys)
         shared = f"{r['shared_bytes'] / 1024:g} KB"
