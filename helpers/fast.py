@@ -118,8 +118,8 @@ class Plan:
         """The kernels, ready to launch."""
         kernels = [kernel(f"fast/{self.kernel}.cu", entry, self.macros) for entry in self.entries()]
         for k in kernels:
-            if self.shared_mem > 48 << 10:
-                k.max_dynamic_shared_size_bytes = self.shared_mem
+            if self.shared_mem > max(48 << 10, k.max_dynamic_shared_size_bytes):
+                k.max_dynamic_shared_size_bytes = self.shared_mem   # never less: plans made before share the kernel
             if "-DCLUSTER=16" in self.macros:                   # more than every GPU with clusters has: to be asked for
                 cp.cuda.driver.funcSetAttribute(k.kernel.ptr, _LARGE_CLUSTERS, 1)
         return kernels

@@ -303,6 +303,15 @@ def test_the_cpu_device_says_that_it_has_no_clusters():
         p.compiled()[0].compile()
 
 
+def test_a_shorter_row_leaves_the_shared_memory_of_a_longer_one():
+    """Kernels are shared by plans with the same macros: the limit of dynamic shared memory may only grow."""
+    way = Way(MAX_N, "shared", threads=1024)
+    long, short = (fast.plan(way, 1, N, "float32", True) for N in (57_344, 20_480))
+    (kernel,) = long.compiled()
+    assert long.macros == short.macros and short.compiled() == [kernel] and long.shared_mem > short.shared_mem > 48 << 10
+    assert kernel.max_dynamic_shared_size_bytes >= long.shared_mem
+
+
 @pytest.mark.parametrize("way", ["warp", "block", "shared"])
 def test_each_element_is_read_once_and_written_once(way):
     M, N = 6, 256
