@@ -1,21 +1,23 @@
-// Rows of float, half, bf16 or double, 16 bytes at a time.  Compile with nothing, -DHALF, -DBF16 or -DDOUBLE.
+// Elements of rows, and 16 bytes of them at a time.  They are float or, with -DHALF, -DBF16 or -DDOUBLE, another type.
 #pragma once
 #include "common.h"
 
 #if defined(HALF)
 #include <cuda_fp16.h>
 typedef __half T;                                   // an element in memory,
-typedef float F;                                    // and what is computed with;
-typedef __half2 Pair;                               // two neighbours in memory,
-__device__ inline float2 numbers(Pair p) { return __half22float2(p); }          // and as numbers
+typedef __half2 Pair;                               // two neighbours,
+typedef float F;                                    // and what is computed with
+__device__ inline float2 numbers(Pair p) { return __half22float2(p); }
 __device__ inline Pair pair(F a, F b) { return __floats2half2_rn(a, b); }
+#define MINUS_INF 0xfc00fc00                        // 4 bytes of -inf
 #elif defined(BF16)
 #include <cuda_bf16.h>
 typedef __nv_bfloat16 T;
-typedef float F;
 typedef __nv_bfloat162 Pair;
+typedef float F;
 __device__ inline float2 numbers(Pair p) { return __bfloat1622float2(p); }
 __device__ inline Pair pair(F a, F b) { return __floats2bfloat162_rn(a, b); }
+#define MINUS_INF 0xff80ff80
 #elif defined(DOUBLE)
 typedef double T, F;
 typedef double2 Pair;
@@ -26,6 +28,7 @@ typedef float T, F;
 typedef float2 Pair;
 __device__ inline float2 numbers(Pair p) { return p; }
 __device__ inline Pair pair(F a, F b) { return make_float2(a, b); }
+#define MINUS_INF 0xff800000
 #endif
 #define WIDTH (16 / (int)sizeof(T))                 // elements in 16 bytes: 4 floats, 8 of 2 bytes, or 2 doubles
 

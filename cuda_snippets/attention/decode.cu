@@ -7,7 +7,8 @@
 // Launch:  grid parts * splits, THREADS threads.  Block `split` of a part takes keys split * chunk to (split + 1) * chunk - 1.
 //          The block of a part that ends last merges.  `arrived`, a number a part, is 0 before and after.
 // Limits:  q, o [parts, GROUP, D]; k, v [parts / per_cache_head, Sk, D]; 16-byte aligned; D a multiple of 16 up to 128.
-#include "fast/types.h"
+#include "types.h"
+#include "fast/state.h"
 
 #ifndef D                               // head dimension
 #define D 128

@@ -1,26 +1,19 @@
 // The instructions of tensor cores and of asynchronous copies, each in one short function.  The CPU device gets a plain
 // C++ twin of each, so that it runs the same kernels.  Numbers are bf16, or fp16 with -DHALF; sums are fp32.
 #pragma once
-#include "common.h"
+#if !defined(HALF) && !defined(BF16)
+#define BF16
+#endif
+#include "types.h"
 
 #if __CUDA_ARCH__ < 800
 #error "mma.sync of 16 x 8 x 16 and cp.async need a GPU of compute capability 8.0 or later: use attention/tiled.cu in fp32."
 #endif
 
 #ifdef HALF
-#include <cuda_fp16.h>
-typedef __half T;
-typedef __half2 Pair;
 #define MMA "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
-__device__ inline Pair pair(float a, float b) { return __floats2half2_rn(a, b); }
-__device__ inline float2 floats(Pair p) { return __half22float2(p); }
 #else
-#include <cuda_bf16.h>
-typedef __nv_bfloat16 T;
-typedef __nv_bfloat162 Pair;
 #define MMA "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
-__device__ inline Pair pair(float a, float b) { return __floats2bfloat162_rn(a, b); }
-__device__ inline float2 floats(Pair p) { return __bfloat1622float2(p); }
 #endif
 
 // Two numbers of 16 bits in one register, the first in the low half: what the tensor cores read.
@@ -41,7 +34,7 @@ __device__ inline void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, u
 #else
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;      // 32 shuffles fetch two rows of A and two columns of B
     const auto add = [](float& sum, unsigned x, unsigned y) {
-        const float2 u = floats(*(const Pair*)&x), w = floats(*(const Pair*)&y);
+        const float2 u = numbers(*(const Pair*)&x), w = numbers(*(const Pair*)&y);
         sum += u.x * w.x + u.y * w.y;
     };
     for (int half = 0; half < 2; ++half)

@@ -10,7 +10,7 @@ struct Share {
     __device__ void load(const Row& row, int t, int threads) {
         for (int i = 0; i < VECTORS; ++i) {
             const int k = t + i * threads;
-            uint4 bytes = Piece::all(NEG_INF).bytes();
+            uint4 bytes = make_uint4(MINUS_INF, MINUS_INF, MINUS_INF, MINUS_INF);
             if (k < row.vectors) bytes = *row.vector(k);
             piece[i] = Piece(bytes);
         }

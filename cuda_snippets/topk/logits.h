@@ -2,38 +2,25 @@
 // or -DBF16.
 #pragma once
 #include "reduce.h"
+#include "types.h"
+
+#define IN_WORD (4 / (int)sizeof(T))                // logits in 4 bytes
 
 #if defined(HALF)
-struct T { unsigned short bits; };                  // a logit in memory
-#define MINUS_INF 0xfc00                            // its bits for -inf
-__device__ inline unsigned bits_of(T x) { return x.bits; }
+__device__ inline unsigned bits_of(T x) { return __half_as_ushort(x); }
 __device__ inline float unpack(unsigned word, int i) {          // the first or second of two neighbours in 4 bytes
-    const unsigned bits = word >> 16 * i & 0xffff;
-#ifdef __CPU_DEVICE__
-    const float size = __uint_as_float((bits & 0x7fff) << 13) * 0x1p112f;       // 112: the difference of the exponents' biases
-    const unsigned special = (bits & 0x7c00) == 0x7c00 ? 0x7f800000 : 0;        // inf or NaN
-    return __uint_as_float(__float_as_uint(size) | special | (bits & 0x8000) << 16);
-#else
-    float x;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"((unsigned short)bits));
-    return x;
-#endif
+    const float2 two = numbers(*(const Pair*)&word);
+    return i ? two.y : two.x;
 }
 #elif defined(BF16)
-struct T { unsigned short bits; };
-#define MINUS_INF 0xff80
-__device__ inline unsigned bits_of(T x) { return x.bits; }
+__device__ inline unsigned bits_of(T x) { return __bfloat16_as_ushort(x); }
 __device__ inline float unpack(unsigned word, int i) {          // bf16 is the upper half of a float
     return __uint_as_float(i ? word & 0xffff0000 : word << 16);
 }
 #else
-typedef float T;
-#define MINUS_INF 0xff800000
 __device__ inline unsigned bits_of(T x) { return __float_as_uint(x); }
 __device__ inline float unpack(unsigned word, int) { return __uint_as_float(word); }
 #endif
-#define WIDTH (16 / (int)sizeof(T))                 // logits in 16 bytes
-#define IN_WORD (4 / (int)sizeof(T))                // and in 4 bytes
 
 #ifndef LOADS
 #define LOADS 4                                     // 16-byte loads that a lane has under way, a power of two: compile with -DLOADS=...
@@ -55,7 +42,7 @@ __device__ inline uint4 load_vector(const T* __restrict__ row, int at, int N) {
     if (0 <= at && at + WIDTH <= N) return *(const uint4*)(row + at);
     unsigned words[4] = {};
     for (int i = 0; i < WIDTH; ++i) {
-        const unsigned bits = 0 <= at + i && at + i < N ? bits_of(row[at + i]) : MINUS_INF;
+        const unsigned bits = 0 <= at + i && at + i < N ? bits_of(row[at + i]) : MINUS_INF >> 16 * (IN_WORD - 1);
         words[i / IN_WORD] |= bits << 16 * (i % IN_WORD);
     }
     return make_uint4(words[0], words[1], words[2], words[3]);
