@@ -7,7 +7,7 @@ import pytest
 
 from helpers import fast
 from helpers.exercises import nb08
-from helpers.figures import choosing
+from helpers.figures import choosing, style
 from helpers.measure import Record
 
 ELEMENTS = 2**27
@@ -40,7 +40,7 @@ def shown(monkeypatch):
     """(alt texts of the figures, texts of the tables) that were shown."""
     alts, tables = [], []
     monkeypatch.setattr(choosing, "show", lambda fig, alt: (fig.canvas.draw(), alts.append(alt)))
-    monkeypatch.setattr(choosing, "display", lambda text: tables.append(text.data))
+    monkeypatch.setattr(style, "display", lambda text: tables.append(text.data))
     return alts, tables
 
 

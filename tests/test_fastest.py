@@ -7,7 +7,7 @@ import pytest
 
 from helpers import record
 from helpers.exercises import nb_fastest_softmax
-from helpers.figures import fastest
+from helpers.figures import fastest, style
 from helpers.measure import Record
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,7 +24,7 @@ def shown(monkeypatch):
     """(alt texts of the figures, texts of the tables) that were shown."""
     alts, tables = [], []
     monkeypatch.setattr(fastest, "show", lambda fig, alt: (fig.canvas.draw(), alts.append(alt)))
-    monkeypatch.setattr(fastest, "display", lambda text: tables.append(text.data))
+    monkeypatch.setattr(style, "display", lambda text: tables.append(text.data))
     return alts, tables
 
 

@@ -5,21 +5,14 @@ from __future__ import annotations
 from itertools import pairwise, product
 
 import numpy as np
-from IPython.display import Markdown, display
 from matplotlib.patches import Patch, Rectangle
 
 from helpers import fast
-from helpers.figures.style import BLACK, BLUE, CYCLE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, YELLOW, new_figure, show
+from helpers.figures.style import BLACK, BLUE, CYCLE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, YELLOW, new_figure, show, table
 
 FAMILIES = {"warp": (BLUE, "o"), "block": (ORANGE, "s"), "shared": (GREEN, "^"), "cluster": (VERMILLION, "D"), "split": (PURPLE, "v")}
 PEERS = {"copy": "a copy", "quack": "QuACK", "triton": "Triton, one pass", "compile": "torch.compile", "torch": "torch.softmax"}
 DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-
-
-def _table(head, rows) -> None:
-    """Show rows of text under `head` as a table, the first column to the left and the others to the right."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    display(Markdown("\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)))
 
 
 # ------------------------------------------------------------------------------------------------- the record
@@ -96,7 +89,7 @@ def counters(launches, M: int, N: int) -> None:
         "shared memory: reads an element": lambda c: c.shared_loads.bytes / (4 * M * N),
         "exponentials an element": lambda c: c.exps / (M * N),
     }
-    _table(["", *launches], [[what, *(_short(number(c)) for c in launches.values())] for what, number in numbers.items()])
+    table(["", *launches], [[what, *(_short(number(c)) for c in launches.values())] for what, number in numbers.items()])
 
 
 def _short(value: float) -> str:
@@ -196,7 +189,7 @@ def ways(dtype: str = "float32") -> None:
         threads = f"{w.threads:,}" if w.threads else "as the row needs"
         rows.append([w.kernel, f"{w.max_n:,}", f"{w.min_rows:,}" if w.min_rows else "any", w.cluster if w.cluster > 1 else "–", held,
                      threads, f"{w.ahead // 132} KB" if w.ahead else "–"])
-    _table(["kernel", "N up to", "rows, at least", "cluster", "16-byte pieces a thread", "threads", "prefetch, for each SM"], rows)
+    table(["kernel", "N up to", "rows, at least", "cluster", "16-byte pieces a thread", "threads", "prefetch, for each SM"], rows)
 
 
 def decision(dtype: str = "float32", min_n: int = 32, max_n: int = 2**21, max_rows: int = 2**17) -> None:
@@ -322,7 +315,7 @@ def tried(record, part: str, lengths=(65_536, 131_072, 262_144), dtypes=("float3
         rows.append([f"{blocks} blocks, {where[kernel]}", *cells])
     copies = {(r["dtype"], r["shape"][1]): r["tbs"] for r in record.rows if r["part"] == part and r["name"] == "copy"}
     rows.append(["a copy", *(f"{copies[c]:.2f}" for c in columns)])
-    _table(["TB/s", *(f"{DTYPES[dtype]}, N = {N:,}" for dtype, N in columns)], rows)
+    table(["TB/s", *(f"{DTYPES[dtype]}, N = {N:,}" for dtype, N in columns)], rows)
 
 
 def compare(record, before: str, after: str, labels: tuple[str, str], up_to: int = fast.MAX_N, dtype: str = "float32") -> None:
@@ -331,7 +324,7 @@ def compare(record, before: str, after: str, labels: tuple[str, str], up_to: int
     speeds = [[speed(record, name, N, dtype) for N in at] for name in (before, after)]
     rows = [[label, *(f"{tbs:.2f}" for tbs in line)] for label, line in zip(labels, speeds, strict=True)]
     rows.append(["**faster by**", *(f"**{b / a:.2f}×**" for a, b in zip(*speeds, strict=True))])
-    _table([f"{DTYPES[dtype]}, TB/s; columns N", *(f"{N:,}" for N in at)], rows)
+    table([f"{DTYPES[dtype]}, TB/s; columns N", *(f"{N:,}" for N in at)], rows)
 
 
 def shares(record) -> None:
@@ -344,7 +337,7 @@ def shares(record) -> None:
         rows.append([f"{label}, of a copy", *(f"{a / speed(record, 'copy', N, dtype):.2f}" for a, N in zip(ours, at, strict=True))])
         rows.append([f"{label}, of the best peer", *(f"{a / b:.2f}" for a, b in zip(ours, peer_speed, strict=True))])
         rows.append(["which is", *peer])
-    _table(["columns N", *(f"{N:,}" if N < 1024 else f"{N // 1024}K" for N in at)], rows)
+    table(["columns N", *(f"{N:,}" if N < 1024 else f"{N // 1024}K" for N in at)], rows)
 
 
 def behind(record, least: float = 0.99) -> None:
@@ -407,7 +400,7 @@ def slowest_against(record, names=("torch", "quack")) -> None:
             disturbed = any(r["us_p90"] > 2 * r["us"] for r in case[worst])
             cells.append(f"{ratio[worst]:.2f}{'*' * disturbed} (N = {worst:,})")
         rows.append([f"{label}, {short}", *cells])
-    _table(["time, of the faster peer's: the worst N", *(f"M = {M}" for M in counts)], rows)
+    table(["time, of the faster peer's: the worst N", *(f"M = {M}" for M in counts)], rows)
 
 
 def odd(record) -> None:
@@ -422,7 +415,7 @@ def odd(record) -> None:
         cells = [speed(record, "fast", N, dtype) / speed(record, "fast", a, dtype) for N, a in zip(odd_ones, near, strict=True)]
         cells += [speed(record, "fast", N, dtype, 1) / speed(record, "fast", N, dtype) for N in skewed]
         rows.append([label, *(f"{c:.2f}" for c in cells)])
-    _table(head, rows)
+    table(head, rows)
 
 
 def forms(record) -> None:
@@ -435,4 +428,4 @@ def forms(record) -> None:
             least = min(ratio, key=ratio.get)
             cells.append(f"{ratio[least]:.2f} (N = {least:,}) to {max(ratio.values()):.2f}")
         rows.append([label, *cells])
-    _table(["speed, of `softmax(x)`", *DTYPES.values()], rows)
+    table(["speed, of `softmax(x)`", *DTYPES.values()], rows)

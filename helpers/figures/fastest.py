@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from IPython.display import Markdown, display
 
 from helpers.figures import choosing
-from helpers.figures.style import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, VERMILLION, new_figure, show
+from helpers.figures.style import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, VERMILLION, new_figure, show, table
 
 DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 LOOKS = {"float32": (BLUE, "o"), "bfloat16": (VERMILLION, "s")}
@@ -14,12 +13,6 @@ REGISTERS, THREADS, BLOCKS = 65_536, 2048, 32           # of a multiprocessor of
 ELEMENTS = 2**27
 NAMED = {("bfloat16", "8 × 1024 × 1"): -8, ("bfloat16", "8 × 512 × 2"): -8, ("bfloat16", "8 × 256 × 4"): -8,  # points that are named
          ("bfloat16", "16 × 192 × 3"): 8, ("float32", "16 × 512 × 2"): 8, ("float32", "8 × 512 × 4"): 8, ("float32", "16 × 128 × 8"): 8}
-
-
-def table(head, rows) -> None:
-    """Show rows of text under `head` as a table, the first column to the left and the others to the right."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    display(Markdown("\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)))
 
 
 # -------------------------------------------------------------------------------------------------- the trials

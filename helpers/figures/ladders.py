@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from IPython.display import Markdown, display
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from helpers.figures.style import BLACK, BLUE, CYCLE, GREEN, GREY, MARKERS, ORANGE, SKY, VERMILLION, YELLOW, new_figure, show
+from helpers.figures.style import BLACK, BLUE, CYCLE, GREEN, GREY, MARKERS, ORANGE, SKY, VERMILLION, YELLOW, new_figure, show, table
 from helpers.ladder import STEPS
 
 ISSUE_GHZ = 4 * 132 * 1.98  # warp instructions a nanosecond: 4 schedulers on each of 132 SMs at the highest clock of an H200
@@ -104,12 +103,6 @@ def long_path(new, title: str) -> None:
 # ---------------------------------------------------------------------------------------------------- tables
 
 
-def _table(head, rows) -> None:
-    """Show rows of text under `head` as a table, the first column to the left and the others to the right."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    display(Markdown("\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)))
-
-
 def _name(step: str) -> str:
     """Short name of a step: "Safe V1" for safe_v1, "a copy" for the copy."""
     return "a copy" if step == "copy" else STEPS[step].title.split(":")[0].replace(" with a branch", ", branch")
@@ -123,7 +116,7 @@ def counters(steps, M: int) -> None:
         "bytes of shared memory": lambda c: c.shared_loads.bytes + c.shared_stores.bytes,
         "exponentials": lambda c: c.exps, "divisions": lambda c: c.divisions,
     }
-    _table(["for one row", *map(_name, steps)],
+    table(["for one row", *map(_name, steps)],
            [[what, *(f"{number(c) / M:,.0f}" for c in steps.values())] for what, number in numbers.items()])
 
 
@@ -138,7 +131,7 @@ def times(record, before: str, after: str) -> None:
     rows = [[f"{_name(name)}, µs", *(f"{t:,.0f}" for t in us[name])] for name in us]
     rows.append(["**faster by**", *(f"**{a / b:.2f}×**" for a, b in zip(us[before], us[after], strict=True))])
     rows += [[f"{_name(name)}, threads a block", *(f"{STEPS[name].launch(*s).block[0]:,}" for s in shapes)] for name in us]
-    _table(["columns N", *(f"{s[1]:,}" for s in shapes)], rows)
+    table(["columns N", *(f"{s[1]:,}" for s in shapes)], rows)
 
 
 def limits(ladders, ncu, steps, shapes) -> None:
@@ -152,13 +145,13 @@ def limits(ladders, ncu, steps, shapes) -> None:
                 instructions = 32 * found[0]["instructions"] / np.prod(shape)
                 reads = found[0]["dram_read_bytes"] / 4 / np.prod(shape)
                 rows.append([_name(name), f"{shape[1]:,}", f"{instructions:.0f}", f"{reads:.2f}", f"{slots:.0%}", f"{dram:.0%}"])
-    _table(["step", "N", "instructions an element", "DRAM reads an element", "instruction slots used", "DRAM rate, of a copy's"], rows)
+    table(["step", "N", "instructions an element", "DRAM reads an element", "instruction slots used", "DRAM rate, of a copy's"], rows)
 
 
 def pairs(record, steps) -> None:
     """How much faster the second step of each pair is, for every N: a list of (before, after)."""
     shapes = _columns(record)
-    _table(["", *(f"N = {N:,}" for _, N in shapes)],
+    table(["", *(f"N = {N:,}" for _, N in shapes)],
            [[f"{_name(a)} → {_name(b)}",
              *(f"{record.find(name=a, shape=s)['us'] / record.find(name=b, shape=s)['us']:.2f}×" if s[1] <= STEPS[b].max_n else "–"
                for s in shapes)] for a, b in steps])
@@ -174,7 +167,7 @@ def in_flight(ncu, steps, shapes) -> None:
             dram = ncu.find(name=name, shape=(M, N))["dram_read_bytes"] / 4 / (M * N)
             mib = 2 * 4 * N * resident / 2**20
             rows.append([_name(name), f"{N:,}", f"{threads:,}", f"{resident:,}", f"{mib:.0f} MiB", f"{dram:.2f}"])
-    _table(["step", "N", "threads a block", "rows in flight", "their x and y", "DRAM reads an element"], rows)
+    table(["step", "N", "threads a block", "rows in flight", "their x and y", "DRAM reads an element"], rows)
 
 
 def shares(record, steps, claims) -> None:
@@ -190,7 +183,7 @@ def shares(record, steps, claims) -> None:
             for name in steps]
     rows += [[f"{_name(name)}, over V0", *cells(name, lambda n, s: f"{_of_copy(record, n, s) / _of_copy(record, first, s):.1f}×"),
               f"{claims[name][1]:.1f}×"] for name in steps if name != first]
-    _table(["", *(f"N = {N:,}" for _, N in shapes), "claimed"], rows)
+    table(["", *(f"N = {N:,}" for _, N in shapes), "claimed"], rows)
 
 
 # ----------------------------------------------------------------------------------------- what was measured

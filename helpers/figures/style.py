@@ -1,11 +1,11 @@
-"""One look for every plot: colour-blind-safe colours that also differ in grey, fixed sizes, alt text on every picture."""
+"""One look for every plot and table: colour-blind-safe colours that also differ in grey, fixed sizes, alt text on every picture."""
 
 from __future__ import annotations
 
 import io
 
 import matplotlib
-from IPython.display import Image, display
+from IPython.display import Image, Markdown, display
 from matplotlib.figure import Figure
 
 # Okabe-Ito, ordered so that neighbours also differ in lightness.
@@ -37,3 +37,9 @@ def show(fig: Figure, alt: str) -> None:
     buffer = io.BytesIO()
     fig.savefig(buffer, format="png", dpi=DPI)
     display(Image(buffer.getvalue(), format="png", alt=alt, width=int(fig.get_figwidth() * DPI)))
+
+
+def table(head, rows) -> None:
+    """Show rows of text under `head` as a table, the first column to the left and the others to the right."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    display(Markdown("\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)))
