@@ -8,11 +8,10 @@ import numpy as np
 
 from . import ladder
 from .device import cp, on_gpu
-from .ladder import MAX_BH, MAX_N, MAX_NAIVE_SQ, Step, lanes_per_query
+from .ladder import MAX_BH, MAX_N, MAX_NAIVE_SQ, TYPES, Step, lanes_per_query
 from .measure import ReadyLaunch
 
 MAX_TENSOR_SQ = 128 * 65_535  # the last step puts 128 queries into a block, along grid.y
-TYPES = {"float32": (), "float16": ("-DHALF",), "bfloat16": ("-DBF16",)}  # dtype -> how the kernels are told
 BEST = {"float32": "attention_tiled", "float16": "attention_mma_bands", "bfloat16": "attention_mma_bands"}
 
 

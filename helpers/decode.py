@@ -8,13 +8,12 @@ from functools import cache
 import numpy as np
 
 from .device import cp, on_gpu
-from .ladder import kernel
+from .ladder import TYPES, kernel
 from .measure import ReadyLaunch
 
 MAX_SK = 2**30                          # keys have 32-bit numbers in the kernels
 MAX_GROUP = 8                           # query heads that a block serves
 MAX_SPLITS = 1024
-TYPES = {"float32": (), "float16": ("-DHALF",), "bfloat16": ("-DBF16",)}  # dtype -> how the kernels are told
 START = 100                             # what a wave of blocks costs beside its keys, in keys: starting, merging, writing
 
 

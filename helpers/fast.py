@@ -12,13 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from .device import cp, on_gpu
-from .ladder import MAX_N, kernel
+from .ladder import MAX_N, TYPES, kernel
 
 MAX_SHARED = 232_448            # bytes of shared memory that one block may have: 227 KB
 L2_SHARE = 24 << 20            # bytes of input that are likely to stay in the L2 cache between two kernels
 _LARGE_CLUSTERS = 14            # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
 _device: Callable[[], int] = cp.cuda.runtime.getDevice if on_gpu else lambda: 0     # the number of the present one
-MACROS = {"float32": (), "float16": ("-DHALF",), "bfloat16": ("-DBF16",)}
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ def plan(w: Way, M: int, N: int, dtype: str, aligned: bool, log: bool = False) -
     """The launch of line `w` for M rows of N elements; `aligned`: all rows of x and y begin and end at 16-byte boundaries."""
     width = 16 // np.dtype(np.float32 if dtype == "float32" else np.float16).itemsize
     pieces = _ceil_div(N, width)
-    common = [*MACROS[dtype], *["-DALIGNED"] * aligned, *["-DLOG"] * log]
+    common = [*TYPES[dtype], *["-DALIGNED"] * aligned, *["-DLOG"] * log]
     macros, grid, threads, shared, parts = _LAUNCH[w.kernel](w, M, pieces, 1 if aligned else 2 * width - 2)
     if w.ahead:
         macros["AHEAD"] = _rounded(w.ahead * 1024 * width // (16 * N))

@@ -17,11 +17,11 @@ from torch.autograd.function import once_differentiable
 
 from . import cpu_device
 from .device import cp, on_gpu
-from .ladder import MAX_N, numpy_type
+from .ladder import MAX_N, TYPES, numpy_type
 from .measure import ReadyLaunch
 from .snippets import load
 
-MACROS = {"float32": (), "float16": ("-DHALF",), "bfloat16": ("-DBF16",), "float64": ("-DDOUBLE",)}
+MACROS = TYPES | {"float64": ("-DDOUBLE",)}
 SAVED = ("x", "y")
 IGNORED = -100  # torch's default for targets that do not count
 

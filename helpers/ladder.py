@@ -54,6 +54,10 @@ class Step:
     instead: str = "split the row and merge the states (notebook 04)"
 
 
+# dtype -> how a kernel that includes types.h or attention/mma.h is told of it
+TYPES = {"float32": (), "float16": ("-DHALF",), "bfloat16": ("-DBF16",)}
+
+
 def numpy_type(dtype):
     """`dtype` for NumPy and CuPy, which know bfloat16 only by its type of ml_dtypes."""
     return ml_dtypes.bfloat16 if str(dtype) == "bfloat16" else dtype

@@ -10,11 +10,10 @@ import numpy as np
 
 from .cpu_device.counters import Counters
 from .device import cp, on_gpu
-from .ladder import MAX_N, STEPS, kernel, numpy_type
+from .ladder import MAX_N, STEPS, TYPES, kernel, numpy_type
 from .measure import ReadyLaunch
 
 MAX_K = 64
-TYPES = {"float32": (), "float16": ("-DHALF",), "bfloat16": ("-DBF16",)}  # dtype -> how the kernels are told
 VARIANTS = ("safe_separate", "online_separate", "safe_fused", "online_fused")  # the four of the paper
 SEPARATE = {"safe_separate": "safe_v3", "online_separate": "online_v2"}  # which softmax comes before topk.cu
 SHORT_THREADS = 128

@@ -38,11 +38,11 @@ def softmax() -> str:
     """Effective bandwidth of the dispatcher and what a user would pick instead, over N."""
     rows, columns = record("softmax"), (128, 1024, 4096, 16_384, 65_536, 262_144)
     lines = ["| M·N = 2^27, TB/s | " + " | ".join(f"N = {n:,}" for n in columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    titles = {"copy": "device copy", "fast": "**this course, `softmax(x)`**", "quack": "QuACK", "triton": "Triton, one pass"} | PEERS
     for dtype in ("float32", "bfloat16"):
-        for name, title in (("copy", "device copy"), ("fast", "**this course, `softmax(x)`**"), ("quack", "QuACK"), ("triton", "Triton, one pass"),
-                            ("compile", "`torch.compile`"), ("torch", "`torch.softmax`")):
+        for name in ("copy", "fast", "quack", "triton", "compile", "torch"):
             tbs = {r["shape"][1]: r["tbs"] for r in rows.rows if (r["name"], r["dtype"], r.get("offset")) == (name, dtype, 0)}
-            lines.append(f"| {dtype}: {title} | " + " | ".join(f"{tbs[n]:.2f}" if n in tbs else "–" for n in columns) + " |")
+            lines.append(f"| {dtype}: {titles[name]} | " + " | ".join(f"{tbs[n]:.2f}" if n in tbs else "–" for n in columns) + " |")
     return "\n".join([*lines, "", _sentence(rows)])
 
 
