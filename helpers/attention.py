@@ -54,7 +54,7 @@ def ready(q, k, v, step=None, causal=False, scale=None, window=None, bias=None) 
     """What `attention` returns, not yet computed, and the launches that compute it; `launch.count()` counts what one does."""
     name = step or BEST.get(getattr(getattr(q, "dtype", None), "name", ""), BEST["float32"])
     chosen = ladder.find_step(name, ("attention",))
-    sizes = _check(chosen, q, k, v)
+    sizes = check_inputs(chosen, q, k, v)
     scale = sizes.D ** -0.5 if scale is None else scale
     extra, macros = _features(chosen, sizes, window, bias)
     if chosen.dtypes != ("float32",):
@@ -92,7 +92,7 @@ def _three_launches(file, options, launch, q, k, v, o, lse, Sq, Sk, causal, scal
 # ------------------------------------------------------------------------------------------------ checks
 
 
-def _check(step: Step, q, k, v) -> Sizes:
+def check_inputs(step: Step, q, k, v) -> Sizes:
     """The sizes of valid input; TypeError or ValueError that names the limit."""
     for name, array in (("q", q), ("k", k), ("v", v)):
         ladder.check_array(name, array, (3, 4), "[B, H, S, D] or [B*H, S, D]", step.dtypes)

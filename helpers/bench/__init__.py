@@ -1,9 +1,9 @@
 """Measure and record: `python -m helpers.bench TOPIC` runs one topic on this machine and writes its record.
 
 Each topic is a module here: ladders (every softmax step beside torch and a copy), attention (every attention step beside SDPA), tiles (the
-tiled kernel over tile sizes), topk (fused top-k beside separate), backward (gradients beside torch), softmax (the dispatcher
-beside its peers), decode (one query against a long cache), many_gpus (two GPUs beside one), cpu_device (the CPU device beside
-NumPy; prints only).
+tiled kernel over tile sizes), hopper (attention on a Hopper GPU beside its peers), topk (fused top-k beside separate), backward
+(gradients beside torch), softmax (the dispatcher beside its peers), decode (one query against a long cache), many_gpus (two GPUs
+beside one), cpu_device (the CPU device beside NumPy; prints only).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from ..device import on_gpu
 from ..measure import RESULTS, time_us
 
-TOPICS = ("ladders", "attention", "tiles", "topk", "backward", "softmax", "decode", "many_gpus", "cpu_device")
+TOPICS = ("ladders", "attention", "tiles", "hopper", "topk", "backward", "softmax", "decode", "many_gpus", "cpu_device")
 
 
 def main(topic: str) -> None:

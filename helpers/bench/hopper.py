@@ -1,0 +1,124 @@
+"""Measure attention on a Hopper GPU: every step beside cuDNN, FlashAttention-2 and FlashAttention-4; `rows()` makes a record's rows.
+
+`python -c "from helpers.bench.hopper import tunings; tunings()"` measures the last step over tiles, consumers and stages.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product
+
+from ..device import cp
+from ..hopper import BEST, HEAD_DIMENSIONS, KEYS, MAX_SHARED, STEPS, Tuning, compiled, ready
+from ..measure import time_us
+from . import peer_module, row
+from .decode import as_cp
+
+B_TIMES_S, H = 16_384, 16
+LENGTHS = (1024, 4096, 16_384)
+PEERS = {"sdpa_cudnn": "CUDNN_ATTENTION", "sdpa_flash": "FLASH_ATTENTION"}
+
+
+def rows() -> list[dict]:
+    """Twelve cases: S x D x causal; each with every step and every peer.  A step's time is that of its launch, ready before."""
+    compile_all([(step, tuning, D) for step, chosen in STEPS.items() for (D, _), tuning in chosen.tunings.items()])
+    return [r for S, D in product(LENGTHS, HEAD_DIMENSIONS) for r in _rows(S, D)]
+
+
+def _rows(S: int, D: int) -> list[dict]:
+    tensors, found = _inputs(S, D), []
+    arrays = [as_cp(t) for t in tensors]
+    for causal in (False, True):
+        shape, operations = (B_TIMES_S // S, H, S, S, D, causal), _operations(S, D, causal)
+        for step, chosen in STEPS.items():
+            launch = ready(*arrays, step, causal)[2]
+            timed = row("hopper", step, False, shape, "bfloat16", launch, tflops=operations)
+            found.append(timed | {"tuning": vars(chosen.tunings[D, causal])})
+        for name, call in _peers(*tensors, causal).items():
+            try:
+                found.append(row("hopper", name, True, shape, "bfloat16", call, tflops=operations))
+            except Exception as error:  # a peer that cannot run this is recorded as such, not hidden
+                found.append({"topic": "hopper", "name": name, "peer": True, "shape": list(shape), "dtype": "bfloat16", "us": None,
+                              "why": f"{type(error).__name__}: {str(error)[:160]}"})
+    return found
+
+
+def _operations(S: int, D: int, causal: bool) -> float:
+    return 4 * B_TIMES_S * H * S * D / (2 if causal else 1)
+
+
+def _inputs(S: int, D: int):
+    """Random q, k and v as torch tensors [B, H, S, D]."""
+    import torch
+
+    torch.manual_seed(S + D)
+    return [torch.randn(B_TIMES_S // S, H, S, D, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+
+
+def _peers(q, k, v, causal: bool) -> dict:
+    """SDPA's backends, and FlashAttention-4 where it is to be had, which wants [B, S, H, D]."""
+    import torch.nn.functional as F
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def sdpa(backend):
+        def call():
+            with sdpa_kernel(getattr(SDPBackend, backend)):
+                F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        return call
+
+    calls = {name: sdpa(backend) for name, backend in PEERS.items()}
+    if fa4 := peer_module("flash_attn.cute.interface"):
+        turned = [t.transpose(1, 2).contiguous() for t in (q, k, v)]
+        calls["fa4"] = lambda: fa4.flash_attn_func(*turned, causal=causal)
+    return calls
+
+
+# ------------------------------------------------------------------------------------------------ tuning
+
+
+def fitting(D: int) -> list[Tuning]:
+    """Tunings whose tiles fit the shared memory and whose O, S and P fit the registers; with two stages, and with as many as fit."""
+    found = []
+    for consumers, keys, (overlap, turns) in product((2, 3, 4), KEYS, ((False, False), (True, False), (True, True))):
+        most = max((s for s in range(2, 7) if Tuning(keys, consumers, s).shared_mem(D) <= MAX_SHARED), default=0)
+        if most and keys <= _most_keys(D, consumers, overlap):
+            found += [Tuning(keys, consumers, stages, overlap, turns) for stages in sorted({2, min(most, 4)})]
+    return found
+
+
+def _most_keys(D: int, consumers: int, overlap: bool) -> int:
+    """Above, the compiler spills (found with ptxas, see tests/test_hopper.py)."""
+    if consumers == 2:
+        return 176 if D == 128 and overlap else 192
+    return {(64, 3, False): 192, (64, 3, True): 128, (64, 4, False): 96, (64, 4, True): 64, (128, 3, False): 128, (128, 3, True): 80,
+            (128, 4, False): 0, (128, 4, True): 0}[D, consumers, overlap]
+
+
+def compile_all(kernels: list[tuple[str, Tuning, int]]) -> None:
+    """Fill CuPy's cache on all cores with these (step, tuning, D): one after the other, compiling takes longer than measuring."""
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(_compile, *zip(*dict.fromkeys(kernels), strict=True)))
+
+
+def _compile(step: str, tuning: Tuning, D: int) -> None:
+    compiled(step, tuning, D, "bfloat16", 1)
+
+
+def tunings(dimensions=HEAD_DIMENSIONS, lengths=LENGTHS, wanted=lambda tuning: True) -> list[tuple]:
+    """Print and return (TFLOP/s, D, S, causal, tuning), best first, of the last step; every kernel is compiled before, on all cores."""
+    every = [(tuning, D) for D in dimensions for tuning in fitting(D) if wanted(tuning)]
+    compile_all([(BEST, tuning, D) for tuning, D in every])
+    found = []
+    for S, D in product(lengths, dimensions):
+        arrays = [as_cp(t) for t in _inputs(S, D)]
+        for causal in (False, True):
+            of_case = []
+            for tuning in (t for t, d in every if d == D):
+                launch = ready(*arrays, BEST, causal, tuning=tuning)[2]
+                of_case.append((_operations(S, D, causal) / time_us(launch, repeats=9, warmup=2).us / 1e6, D, S, causal, tuning))
+            found += sorted(of_case, key=lambda measured: -measured[0])
+            for tflops, *_, tuning in found[-len(of_case):][:5]:
+                print(f"D={D:3} S={S:5} causal={causal:d} {tflops:5.0f} TFLOP/s  {tuning}", flush=True)
+        cp.get_default_memory_pool().free_all_blocks()
+    return found
