@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 import matplotlib
+import PIL.Image
 from IPython.display import Image, Markdown, display
 from matplotlib.figure import Figure
 
@@ -36,7 +37,14 @@ def show(fig: Figure, alt: str) -> None:
         raise ValueError("every figure of the course needs alt text: say what the reader should see in it")
     buffer = io.BytesIO()
     fig.savefig(buffer, format="png", dpi=DPI)
-    display(Image(buffer.getvalue(), format="png", alt=alt, width=int(fig.get_figwidth() * DPI)))
+    display(Image(compact(buffer.getvalue()), format="png", alt=alt, width=int(fig.get_figwidth() * DPI)))
+
+
+def compact(png: bytes) -> bytes:
+    """The same picture in 256 colours, a third of the bytes: notebooks hold their pictures, and have to stay small."""
+    buffer = io.BytesIO()
+    PIL.Image.open(io.BytesIO(png)).convert("RGB").quantize(256, dither=PIL.Image.Dither.NONE).save(buffer, "png", optimize=True)
+    return buffer.getvalue()
 
 
 def table(head, rows) -> None:
