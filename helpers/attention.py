@@ -74,8 +74,7 @@ def ready(q, k, v, step=None, causal=False, scale=None, window=None, bias=None) 
     if name == "attention_naive":
         return o, lse, _three_launches(chosen.file, options, launch, q, k, v, o, lse, *numbers)
     run = ladder.kernel(chosen.file, chosen.entry, options)
-    if launch.shared_mem > 48 << 10 and run.max_dynamic_shared_size_bytes < launch.shared_mem:
-        run.max_dynamic_shared_size_bytes = launch.shared_mem
+    ladder.allow_shared(run, launch.shared_mem)
     return o, lse, [ReadyLaunch(run, launch.grid, launch.block, (q, k, v, o, lse, *numbers, *extra), launch.shared_mem)]
 
 

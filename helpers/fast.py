@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .device import cp, on_gpu
-from .ladder import MAX_N, TYPES, kernel
+from .ladder import MAX_N, TYPES, allow_shared, kernel
 
 MAX_SHARED = 232_448            # bytes of shared memory that one block may have: 227 KB
 L2_SHARE = 24 << 20            # bytes of input that are likely to stay in the L2 cache between two kernels
@@ -117,8 +117,7 @@ class Plan:
         """The kernels, ready to launch."""
         kernels = [kernel(f"fast/{self.kernel}.cu", entry, self.macros) for entry in self.entries()]
         for k in kernels:
-            if self.shared_mem > max(48 << 10, k.max_dynamic_shared_size_bytes):
-                k.max_dynamic_shared_size_bytes = self.shared_mem   # never less: plans made before share the kernel
+            allow_shared(k, self.shared_mem)
             if "-DCLUSTER=16" in self.macros:                   # more than every GPU with clusters has: to be asked for
                 cp.cuda.driver.funcSetAttribute(k.kernel.ptr, _LARGE_CLUSTERS, 1)
         return kernels

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from . import cpu_device
 from .device import cp, on_gpu
-from .ladder import MAX_N, TYPES, numpy_type
+from .ladder import MAX_N, TYPES, allow_shared, numpy_type
 from .measure import ReadyLaunch
 from .snippets import load
 
@@ -126,8 +126,7 @@ def prepare(entry: str, *arrays, ignore_index: int = IGNORED, plan: Plan | None 
         alike = len({a.data.ptr % 16 for a in rows}) == 1
         plan = plan or plan_backward(M, N, dtype, *_abilities(first), alike)
     kernel = _kernel(_home(first), plan.file, entry, plan.macros)
-    if plan.shared_mem > max(48 << 10, kernel.max_dynamic_shared_size_bytes):
-        kernel.max_dynamic_shared_size_bytes = plan.shared_mem  # never less: launches made before share the kernel
+    allow_shared(kernel, plan.shared_mem)
     return ReadyLaunch(kernel, (plan.grid,), (plan.threads,), (*arrays, *sizes), plan.shared_mem)
 
 

@@ -110,14 +110,19 @@ def ready(q, k, v, step: str = BEST, causal: bool = False, scale: float | None =
     maps = (tensor_map(q, 64), tensor_map(k, tuning.keys), tensor_map(v, tuning.keys))
     numbers = np.int32(sizes.Sq), np.int32(sizes.Sk), np.int32(causal), np.float32(scale)
     grid, threads = geometry(step, tuning, sizes, _multiprocessors())
-    more = (_schedule_there(sizes, tuning, bool(causal), grid[0]), np.int32(query_blocks(tuning, sizes))) if step == BEST else ()
+    more = (_schedule_there(sizes, tuning, bool(causal), grid[0]), np.int32(query_blocks(tuning, sizes))) if persistent(step) else ()
     return o, lse, ReadyLaunch(run, grid, (threads,), (*maps, o, lse, *numbers, *more), tuning.shared_mem(sizes.D))
+
+
+def persistent(step: str) -> bool:
+    """Do the blocks of this step go from item to item?"""
+    return STEPS[step].file == _PERSISTENT[0]
 
 
 def geometry(step: str, tuning: Tuning, sizes: Sizes, multiprocessors: int) -> tuple[tuple[int, ...], int]:
     """The grid, and the threads of a block."""
     blocks = query_blocks(tuning, sizes)
-    if step != BEST:
+    if not persistent(step):
         return (sizes.BH, blocks), 128 * (tuning.consumers + (step != "hopper_wgmma"))
     return (min(multiprocessors, sizes.BH * blocks),), 128 * (tuning.consumers + 1)
 
@@ -171,7 +176,7 @@ def options(step: str, tuning: Tuning, D: int, dtype: str, group: int = 1) -> tu
 def compiled(step: str, tuning: Tuning, D: int, dtype: str, group: int):
     """The kernel, ready to launch with all the shared memory that it needs."""
     run = ladder.kernel(STEPS[step].file, STEPS[step].entry, options(step, tuning, D, dtype, group))
-    run.max_dynamic_shared_size_bytes = tuning.shared_mem(D)
+    ladder.allow_shared(run, tuning.shared_mem(D))
     return run
 
 

@@ -234,6 +234,15 @@ def kernel(file: str, entry: str, options: tuple[str, ...] = ()):
     return cp.RawKernel(load(file), entry, options=("-std=c++17", *options))
 
 
+def allow_shared(run, nbytes: int) -> None:
+    """Let kernel `run` have `nbytes` of dynamic shared memory, which above 48 KB must be asked for.
+
+    Never less than before: launches made earlier share the kernel.
+    """
+    if nbytes > 48 << 10 and nbytes > run.max_dynamic_shared_size_bytes:
+        run.max_dynamic_shared_size_bytes = nbytes
+
+
 # ---------------------------------------------------------------------------------------------------- calls
 
 

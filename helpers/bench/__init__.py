@@ -74,6 +74,15 @@ def row(topic, name, peer, shape, dtype, function, *, flush_l2=True, **rates) ->
     return result
 
 
+def peer_row(topic, name, shape, dtype, function, **how) -> dict:
+    """`row` for what others made; one that cannot run this size is recorded as such, not hidden."""
+    try:
+        return row(topic, name, True, shape, dtype, function, **how)
+    except Exception as error:
+        return {"topic": topic, "name": name, "peer": True, "shape": list(shape), "dtype": dtype, "us": None,
+                "why": f"{type(error).__name__}: {str(error)[:160]}"}
+
+
 @cache
 def peer_module(name: str):
     """A peer's module, from the environment or the folder that PEERS_SITE names; None, and why, where it is not to be had."""

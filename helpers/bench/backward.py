@@ -1,4 +1,4 @@
-"""Measure the backward passes on a GPU beside torch, QuACK and plain copies: `backward_rows()` makes the rows of a record.
+"""Measure the backward passes on a GPU beside torch, QuACK and plain copies: `rows()` makes the rows of a record.
 
 QuACK takes part where it can be imported, also from the folder that the variable PEERS_SITE names.
 """
@@ -33,13 +33,13 @@ def rows(columns=COLUMNS, dtypes=tuple(ELEMENTS), peers: bool = True) -> list[di
     Beside them: add (z = x + y, the bandwidth of two reads and a write), copy, read (reading alone) and, with `peers`, torch
     and QuACK.  `tbs` counts the least bytes.
     """
-    rows = []
+    found = []
     for dtype in dtypes:
         for N in columns:
             shape = (ELEMENTS[dtype] // N, N)
             for name, peer, nbytes, function in contenders(*shape, dtype, peers):
-                rows.append(row("backward", name, peer, shape, dtype, function, tbs=nbytes))
-    return rows
+                found.append(row("backward", name, peer, shape, dtype, function, tbs=nbytes))
+    return found
 
 
 def contenders(M: int, N: int, dtype: str, peers: bool = True) -> list[tuple[str, bool, int, Callable]]:

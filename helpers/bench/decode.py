@@ -8,9 +8,8 @@ import numpy as np
 
 from ..decode import launch, plan, results
 from ..device import cp
-from ..ladder import numpy_type
-from . import row
-from .topk import READ
+from . import peer_row, row
+from .topk import reading
 
 CASES = (  # B, query heads, cache heads, Sk, D, dtype
     (1, 8, 8, 32_768, 64, "bfloat16"), (1, 8, 8, 32_768, 128, "bfloat16"), (1, 8, 8, 32_768, 128, "float16"),
@@ -64,23 +63,17 @@ def beside_peers(case, wanted: tuple[str, ...] = ()) -> list[dict]:
         result.append(decode_row(case, tensors, "decode_plain", matrices=False))
     for name, function in peer_calls(*tensors).items():
         if not wanted or name in wanted:
-            try:
-                result.append(_row(name, True, case, function, nbytes(case)))
-            except Exception as error:  # a peer that cannot run this is recorded as such, not hidden
-                result.append({"topic": "decode", "name": name, "peer": True, "shape": shape_of(case), "dtype": case[5],
-                               "kv_heads": case[2], "us": None, "why": f"{type(error).__name__}: {str(error)[:160]}"})
+            measured = peer_row("decode", name, shape_of(case), case[5], function, flush_l2=read_past_the_l2(), tbs=nbytes(case))
+            result.append(measured | {"kv_heads": case[2]})
     return result
 
 
 def decode_row(case, tensors, name: str = "decode", lengths=None, least: int | None = None, splits=None, matrices: bool = True) -> dict:
-    q, k, v = (as_cp(t) for t in tensors)
+    q, k, v = (cp.from_dlpack(t) for t in tensors)
     p = plan(*case, splits, matrices)
     ready = launch(q, k, v, *results(q), lengths, splits=splits, matrices=matrices)
-    return _row(name, False, case, ready, least or nbytes(case)) | {"splits": p.splits, "chunk": p.chunk, "waves": p.waves}
-
-
-def _row(name: str, peer: bool, case, function: Callable, least: int) -> dict:
-    return row("decode", name, peer, shape_of(case), case[5], function, flush_l2=read_past_the_l2(), tbs=least) | {"kv_heads": case[2]}
+    measured = row("decode", name, False, shape_of(case), case[5], ready, flush_l2=read_past_the_l2(), tbs=least or nbytes(case))
+    return measured | {"kv_heads": case[2], "splits": p.splits, "chunk": p.chunk, "waves": p.waves}
 
 
 def nbytes(case) -> int:
@@ -104,15 +97,6 @@ def cache_of(case):
             for shape in ((B, Hq, 1, D), (B, Hkv, Sk, D), (B, Hkv, Sk, D))]
 
 
-def as_cp(tensor):
-    """The same memory as a cp array."""
-    import torch
-
-    if tensor.dtype == torch.bfloat16:
-        return cp.from_dlpack(tensor.view(torch.int16)).view(numpy_type("bfloat16"))
-    return cp.from_dlpack(tensor)
-
-
 def read_past_the_l2() -> Callable:
     """A call that reads 256 MB.  A decoding step finds in the cache what was read before; after writes, their way back to memory would
     be timed with it."""
@@ -124,13 +108,6 @@ def read_past_the_l2() -> Callable:
 _flushed: list = []
 
 
-def reading(array) -> Callable:
-    """A call that reads an array and does nothing else."""
-    kernel, sink = cp.RawKernel(READ, "read_all"), cp.empty(1, dtype=np.float32)
-    blocks = 16 * cp.cuda.Device().attributes["MultiProcessorCount"]
-    return lambda: kernel((blocks,), (256,), (array, sink, np.int64(array.nbytes // 16)))
-
-
 def peer_calls(q, k, v) -> dict[str, Callable]:
     """Only reading and only copying as many bytes, SDPA's backends, and three calls of torch that write scores and weights."""
     import torch
@@ -138,7 +115,7 @@ def peer_calls(q, k, v) -> dict[str, Callable]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     half = cp.empty((k.nbytes // 4,), dtype=np.float32)
-    both = cp.concatenate([as_cp(t).view(np.uint8).ravel() for t in (k, v)])
+    both = cp.concatenate([cp.from_dlpack(t).view(np.uint8).ravel() for t in (k, v)])
     grouped = q.view(k.shape[0], k.shape[1], -1, k.shape[-1])
     scale = k.shape[-1]**-0.5
 
@@ -148,7 +125,7 @@ def peer_calls(q, k, v) -> dict[str, Callable]:
                 F.scaled_dot_product_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1])
         return call
 
-    return {"read": reading(both), "copy": lambda: cp.copyto(half, as_cp(k).view(np.float32).ravel()),
+    return {"read": reading(both), "copy": lambda: cp.copyto(half, cp.from_dlpack(k).view(np.float32).ravel()),
             "sdpa_flash": sdpa(SDPBackend.FLASH_ATTENTION), "sdpa_cudnn": sdpa(SDPBackend.CUDNN_ATTENTION),
             "sdpa_efficient": sdpa(SDPBackend.EFFICIENT_ATTENTION), "sdpa_math": sdpa(SDPBackend.MATH),
             "three_calls": lambda: torch.softmax(grouped @ k.mT * scale, -1) @ v}

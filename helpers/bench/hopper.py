@@ -12,8 +12,7 @@ from itertools import product
 from ..device import cp
 from ..hopper import BEST, HEAD_DIMENSIONS, KEYS, MAX_SHARED, STEPS, Tuning, compiled, ready
 from ..measure import time_us
-from . import peer_module, row
-from .decode import as_cp
+from . import peer_module, peer_row, row
 
 B_TIMES_S, H = 16_384, 16
 LENGTHS = (1024, 4096, 16_384)
@@ -28,7 +27,7 @@ def rows() -> list[dict]:
 
 def _rows(S: int, D: int) -> list[dict]:
     tensors, found = _inputs(S, D), []
-    arrays = [as_cp(t) for t in tensors]
+    arrays = [cp.from_dlpack(t) for t in tensors]
     for causal in (False, True):
         shape, operations = (B_TIMES_S // S, H, S, S, D, causal), _operations(S, D, causal)
         for step, chosen in STEPS.items():
@@ -36,11 +35,7 @@ def _rows(S: int, D: int) -> list[dict]:
             timed = row("hopper", step, False, shape, "bfloat16", launch, tflops=operations)
             found.append(timed | {"tuning": vars(chosen.tunings[D, causal])})
         for name, call in _peers(*tensors, causal).items():
-            try:
-                found.append(row("hopper", name, True, shape, "bfloat16", call, tflops=operations))
-            except Exception as error:  # a peer that cannot run this is recorded as such, not hidden
-                found.append({"topic": "hopper", "name": name, "peer": True, "shape": list(shape), "dtype": "bfloat16", "us": None,
-                              "why": f"{type(error).__name__}: {str(error)[:160]}"})
+            found.append(peer_row("hopper", name, shape, "bfloat16", call, tflops=operations))
     return found
 
 
@@ -111,7 +106,7 @@ def tunings(dimensions=HEAD_DIMENSIONS, lengths=LENGTHS, wanted=lambda tuning: T
     compile_all([(BEST, tuning, D) for tuning, D in every])
     found = []
     for S, D in product(lengths, dimensions):
-        arrays = [as_cp(t) for t in _inputs(S, D)]
+        arrays = [cp.from_dlpack(t) for t in _inputs(S, D)]
         for causal in (False, True):
             of_case = []
             for tuning in (t for t, d in every if d == D):
