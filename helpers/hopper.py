@@ -73,7 +73,7 @@ STEPS: dict[str, Step] = {
     "hopper_turns": Step(*_RING, "Consumers take turns", "while one multiplies, the other computes exponentials",
                          _by_dimension(Tuning(stages=4, overlap=True, turns=True), Tuning(overlap=True, turns=True))),
     "hopper_persistent": Step(*_PERSISTENT, "Persistent blocks, lazy rescaling", "a multiprocessor goes from one item of work to the next",
-                              _by_dimension(Tuning(consumers=3, stages=4), Tuning(consumers=3))),
+                              _by_dimension(Tuning(96, 4, 2), Tuning(consumers=3)) | {(128, True): Tuning(80, 3, 4, True)}),
 }
 BEST = "hopper_persistent"
 

@@ -2,6 +2,7 @@
 
     python tools/profile_counters.py            # profiles itself with ncu and writes helpers/data/results/…-ncu.json
     python tools/profile_counters.py --attention            # the fused attention steps: what explains their times; …-attention-ncu.json
+    python tools/profile_counters.py --hopper               # the same for the steps of attention on Hopper; …-hopper-ncu.json
     compute-sanitizer --tool racecheck python tools/profile_counters.py --launch --small    # the same launches, sanitized
 
 The CPU device must count the same requests, sectors and instructions; tests/test_counters.py holds the two together.
@@ -17,6 +18,7 @@ import sys
 
 import numpy as np
 
+from helpers import hopper
 from helpers.attention import attention
 from helpers.bench import write
 from helpers.device import cp
@@ -69,12 +71,22 @@ ATTENTION_METRICS = {
 } | {f"stalled_{reason}_ratio": STALLED.format(reason) for reason in STALLS}
 """What explains the time of an attention step; a stall: warps that wait for this reason, for each instruction issued."""
 
+HOPPER_METRICS = ATTENTION_METRICS | {
+    "exp_active_percent": "sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_active",
+    "fma_active_percent": "sm__inst_executed_pipe_fma.avg.pct_of_peak_sustained_active",
+    "alu_active_percent": "sm__inst_executed_pipe_alu.avg.pct_of_peak_sustained_active",
+    "local_load_instructions": "smsp__inst_executed_op_local_ld.sum",
+    "registers": "launch__registers_per_thread",
+}
+
 
 def cases() -> list[tuple[str, tuple]]:
     """(step, shape) of every launch, in order."""
     found = []
-    if "--attention" in sys.argv:
+    if "--attention" in sys.argv or "--hopper" in sys.argv:
         shapes = [(64, 4096, 4096, D, causal) for D in (64, 128) for causal in (False, True)]
+        if "--hopper" in sys.argv:
+            return [(key, shape) for shape in shapes for key in hopper.STEPS]
         return [(key, shape) for shape in shapes for key, step in STEPS.items() if key == "attention_tiled" or "bfloat16" in step.dtypes]
     for key, step in STEPS.items():
         if step.dtypes != ("float32",):
@@ -84,24 +96,34 @@ def cases() -> list[tuple[str, tuple]]:
     return found
 
 
+def dtype_of(key: str) -> str:
+    """The step's: of those with several, bfloat16."""
+    return STEPS[key].dtypes[-1] if key in STEPS else "bfloat16"
+
+
 def launch() -> None:
     """Launch every case once, on random data; small ones copied from the host, so that initcheck sees them written."""
     rng = (np if "--small" in sys.argv else cp).random.default_rng(0)
     for key, shape in cases():
-        if STEPS[key].reads is not None:
+        if key in STEPS and STEPS[key].reads is not None:
             softmax(cp.asarray(rng.standard_normal(shape, dtype=np.float32)), key)
         else:
             BH, Sq, Sk, D, causal = shape
-            dtype = numpy_type(STEPS[key].dtypes[-1])
+            dtype = numpy_type(dtype_of(key))
             q, k, v = (cp.asarray(rng.standard_normal((BH, S, D), dtype=np.float32)).astype(dtype) for S in (Sq, Sk, Sk))
-            attention(q, k, v, key, causal)
+            (attention if key in STEPS else hopper.attention)(q, k, v, key, causal)
     cp.cuda.Device().synchronize()
+
+
+def topic() -> str:
+    """The record's."""
+    return next((f"{flag}-ncu" for flag in ("attention", "hopper") if f"--{flag}" in sys.argv), "ncu")
 
 
 def profile() -> list[dict]:
     """Run `launch` under ncu; one row for each kernel launch, with the case it belongs to."""
-    metrics = ATTENTION_METRICS if "--attention" in sys.argv else METRICS
-    command = ["ncu", "--csv", "--clock-control", "none", "--print-units", "base", "--kernel-name", "regex:softmax_|attention_",
+    metrics = {"attention-ncu": ATTENTION_METRICS, "hopper-ncu": HOPPER_METRICS, "ncu": METRICS}[topic()]
+    command = ["ncu", "--csv", "--clock-control", "none", "--print-units", "base", "--kernel-name", "regex:softmax_|attention_|hopper_",
                "--metrics", ",".join(metrics.values()), sys.executable, __file__, "--launch", *sys.argv[1:]]
     out = subprocess.run(command, capture_output=True, text=True)
     start = out.stdout.find('"ID"')
@@ -118,7 +140,7 @@ def profile() -> list[dict]:
         for _ in range(3 if key == "attention_naive" else 1):
             measured = remaining.pop(0)
             rows.append({"topic": "ncu", "name": key, "kernel": measured.pop("kernel"), "peer": False, "shape": list(shape),
-                         "dtype": STEPS[key].dtypes[-1], **measured})
+                         "dtype": dtype_of(key), **measured})
     return rows
 
 
@@ -126,4 +148,4 @@ if __name__ == "__main__":
     if "--launch" in sys.argv:
         launch()
     else:
-        print(write("attention-ncu" if "--attention" in sys.argv else "ncu", profile()))
+        print(write(topic(), profile()))
