@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import get_ident
 
 import numpy as np
 
@@ -199,6 +200,24 @@ _LAUNCH: dict[str, Callable] = {"warp": _warp, "block": _block, "cluster": _bloc
 _launchers: dict[tuple, Callable] = {}
 
 
+def _array_maker() -> Callable:
+    """What makes a new array of (shape, dtype): CuPy's constructor, or the compiled part of it alone, half a microsecond quicker."""
+    def make(shape, dtype):
+        array = compiled(cp.ndarray)
+        array._init(shape, dtype)
+        return array
+
+    try:
+        compiled = cp._core.core._ndarray_base.__new__
+        make((1,), np.dtype(np.float32))
+        return make
+    except (AttributeError, TypeError):                 # the CPU device, or a CuPy that is made otherwise
+        return cp.ndarray
+
+
+_new_array = _array_maker()
+
+
 def softmax(x, out=None, log: bool = False):
     """Softmax (`log`: its logarithm) along the last axis of `x`, a contiguous cp array of float32, float16 or bfloat16.
 
@@ -210,9 +229,9 @@ def softmax(x, out=None, log: bool = False):
     if not isinstance(x, cp.ndarray):
         raise TypeError(f"x must be a cp array, got {type(x).__name__}: cp.asarray(x) makes one")
     shape, dtype, start = x.shape, x.dtype, x.data.ptr % 16
-    key = shape, x.strides, dtype, start, log, _device()
+    key = shape, x.strides, dtype, start, log, _device(), get_ident()
     if out is None:
-        out = cp.ndarray(shape, dtype) if start == 0 else _empty_aligned_as(x)
+        out = _new_array(shape, dtype) if start == 0 else _empty_aligned_as(x)
     elif out is not x:
         key += _seen(x, out)
     launch = _launchers.get(key)
@@ -254,10 +273,10 @@ def _planned(x, out, log: bool) -> Callable:
 
 
 def launcher(p: Plan, M: int, N: int, itemsize: int) -> Callable:
-    """A function of (x, out), M rows of N elements each, that launches `p` on the present device and stream."""
+    """A function of (x, out), M rows of N elements each, that launches `p` on the present device and stream; for one thread."""
     if p.kernel == "split":
         return _split_launcher(p, M, N, itemsize)
-    return _ready(p.compiled()[0], p.grid, p.threads, p.shared_mem, M, N)
+    return _ready(p.compiled()[0], p.grid, p.threads, p.shared_mem, 2, M, N)
 
 
 def _split_launcher(p: Plan, M: int, N: int, itemsize: int) -> Callable:
@@ -266,7 +285,8 @@ def _split_launcher(p: Plan, M: int, N: int, itemsize: int) -> Callable:
     turns = []
     for first in range(0, M, at_once):
         rows = min(at_once, M - first)
-        turns.append((slice(first, first + rows), [_ready(k, rows * p.parts, p.threads, 0, p.parts, N) for k in p.compiled()]))
+        both = [_ready(k, rows * p.parts, p.threads, 0, arrays, p.parts, N) for k, arrays in zip(p.compiled(), (2, 3), strict=True)]
+        turns.append((slice(first, first + rows), both))
 
     def launch(x, out):
         x, out = x.reshape(M, N), out.reshape(M, N)
@@ -277,19 +297,28 @@ def _split_launcher(p: Plan, M: int, N: int, itemsize: int) -> Callable:
     return launch
 
 
-def _ready(k, grid: int, threads: int, shared_mem: int, *sizes: int) -> Callable:
-    """A function of arrays that launches kernel `k` with them and `sizes`.
+def _ready(k, grid: int, threads: int, shared_mem: int, arrays: int, *sizes: int) -> Callable:
+    """A function of so many arrays that launches kernel `k` with them and `sizes`.
 
-    On a GPU it begins where RawKernel's own call ends after its look-ups, with the sizes packed beforehand: half the host's time.
+    On a GPU it calls the driver with a list of arguments made beforehand, in which only the arrays' addresses are new: 0.9 us less of
+    the host's time than RawKernel's own call after its look-ups.
     """
     if not on_gpu:
         numbers = tuple(np.int32(n) for n in sizes)
-        return lambda *arrays: k((grid,), (threads,), (*arrays, *numbers), shared_mem=shared_mem)
-    from cupy.cuda.function import CNumpyArray
+        return lambda *given: k((grid,), (threads,), (*given, *numbers), shared_mem=shared_mem)
+    arguments = np.array([0] * arrays + list(sizes), np.uint64)
+    addresses = arguments.ctypes.data + 8 * np.arange(len(arguments), dtype=np.uint64)
+    launch, function, stream, where = cp.cuda.driver.launchKernel, k.kernel, cp.cuda.get_current_stream, addresses.ctypes.data
+    number = function.ptr
 
-    launch, all_threads = k.kernel.linear_launch, grid * threads
-    packed = tuple(CNumpyArray(np.array(n, np.int32)) for n in sizes)
-    return lambda *arrays: launch(all_threads, arrays + packed, shared_mem, threads)
+    def run(x, y, *more):
+        arguments[0], arguments[1] = x.data.ptr, y.data.ptr
+        for i, array in enumerate(more, 2):
+            arguments[i] = array.data.ptr
+        launch(number, grid, 1, 1, threads, 1, 1, shared_mem, stream().ptr, where, 0)
+
+    run.keeps = function, addresses
+    return run
 
 
 def _empty_aligned_as(x):

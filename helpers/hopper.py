@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import heapq
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -26,41 +26,57 @@ INSTEAD = "use helpers.attention.attention, whose attention_mma_bands"
 
 @dataclass(frozen=True)
 class Tuning:
-    """How a kernel is cut: keys a tile, consumer warpgroups of 64 queries, tiles in the ring; whether a consumer overlaps its own
-    products and exponentials, and takes turns with the others."""
+    """How a kernel is cut: keys a tile, consumer warpgroups of 64 queries, tiles in the ring; and what a consumer does: look for maxima
+    only where it must (lazy), overlap its own products and exponentials, take turns with the others, and compute so many of 16 powers of
+    2 by FMA."""
 
     keys: int = 128
     consumers: int = 2
     stages: int = 2
+    lazy: bool = False
     overlap: bool = False
     turns: bool = False
+    by_fma: int = 0
 
     def macros(self) -> tuple[str, ...]:
         """The compiler's options."""
         return (f"-DKEYS={self.keys}", f"-DCONSUMERS={self.consumers}", *((f"-DSTAGES={self.stages}",) if self.stages > 1 else ()),
-                *(("-DOVERLAP=1",) if self.overlap else ()), *(("-DTURNS=1",) if self.turns else ()))
+                *(("-DLAZY=1",) if self.lazy else ()), *(("-DOVERLAP=1",) if self.overlap else ()),
+                *(("-DTURNS=1",) if self.turns else ()), *((f"-DBY_FMA={self.by_fma}",) if self.by_fma else ()))
 
     def shared_mem(self, D: int) -> int:
-        """Bytes of `Memory` in ring.h: Q, K and V, and the barriers."""
-        return 2 * D * (64 * self.consumers + 2 * self.keys * self.stages) + 8 * (2 * self.consumers + 4 * self.stages)
+        """Bytes of `Memory` in ring.h: Q and O, K and V, and the barriers."""
+        return 2 * D * (128 * self.consumers + 2 * self.keys * self.stages) + 8 * (2 * self.consumers + 4 * self.stages)
 
 
 @dataclass(frozen=True)
 class Step:
-    """A rung of the ladder: file, entry point, title, what is new, and the tuning for (D, causal)."""
+    """A rung of the ladder: file, entry point, title, what is new, and its tunings for (D, causal): the one for few keys, the one for more
+    than MANY_KEYS."""
 
     file: str
     entry: str
     title: str
     new: str
-    tunings: dict[tuple[int, bool], Tuning]
+    tunings: dict[tuple[int, bool], tuple[Tuning, Tuning]]
+
+    def tuning(self, D: int, causal: bool, Sk: int) -> Tuning:
+        """The one for this head dimension, mask and number of keys."""
+        return self.tunings[D, bool(causal)][Sk > MANY_KEYS]
 
 
-def _by_dimension(d64: Tuning, d128: Tuning) -> dict[tuple[int, bool], Tuning]:
-    return {(D, causal): tuning for D, tuning in ((64, d64), (128, d128)) for causal in (False, True)}
+def _each_mask(D: int, few: Tuning, many: Tuning) -> dict[tuple[int, bool], tuple[Tuning, Tuning]]:
+    return {(D, causal): (few, many) for causal in (False, True)}
 
 
+def _by_dimension(d64: Tuning, d128: Tuning) -> dict[tuple[int, bool], tuple[Tuning, Tuning]]:
+    return _each_mask(64, d64, d64) | _each_mask(128, d128, d128)
+
+
+MANY_KEYS = 8192
 _RING, _PERSISTENT = ("attention/hopper/ring.cu", "hopper_ring"), ("attention/hopper/persistent.cu", "hopper_persistent")
+_LAZY_64, _LAZY_128 = Tuning(64, 4, 4, lazy=True), Tuning(64, 3, 4, lazy=True)
+_OVER_64, _OVER_128 = replace(_LAZY_64, overlap=True, turns=True), replace(_LAZY_128, overlap=True, turns=True)
 STEPS: dict[str, Step] = {
     "hopper_wgmma": Step("attention/hopper/wgmma.cu", "hopper_wgmma", "Tiles by TMA, products by wgmma",
                          "one thread copies a tile, four warps multiply it", _by_dimension(Tuning(stages=1), Tuning(stages=1))),
@@ -68,12 +84,15 @@ STEPS: dict[str, Step] = {
                         _by_dimension(Tuning(stages=4), Tuning())),
     "hopper_three": Step(*_RING, "Three consumers", "one computes exponentials while two multiply",
                          _by_dimension(Tuning(consumers=3, stages=4), Tuning(consumers=3))),
+    "hopper_lazy": Step(*_RING, "No maximum", "exponents from an origin that is rarely changed; smaller tiles, for D = 64 a fourth consumer",
+                        _by_dimension(_LAZY_64, _LAZY_128)),
     "hopper_overlap": Step(*_RING, "Overlap in a consumer", "the next scores and the last output are computed during the softmax",
-                           _by_dimension(Tuning(consumers=3, stages=4, overlap=True), Tuning(overlap=True))),
-    "hopper_turns": Step(*_RING, "Consumers take turns", "while one multiplies, the other computes exponentials",
-                         _by_dimension(Tuning(stages=4, overlap=True, turns=True), Tuning(overlap=True, turns=True))),
-    "hopper_persistent": Step(*_PERSISTENT, "Persistent blocks, lazy rescaling", "a multiprocessor goes from one item of work to the next",
-                              _by_dimension(Tuning(96, 4, 2), Tuning(consumers=3)) | {(128, True): Tuning(80, 3, 4, True)}),
+                           _by_dimension(replace(_LAZY_64, overlap=True), replace(_LAZY_128, overlap=True))),
+    "hopper_turns": Step(*_RING, "Consumers take turns", "while one multiplies, the others compute exponentials",
+                         _by_dimension(_OVER_64, _OVER_128)),
+    "hopper_persistent": Step(*_PERSISTENT, "Persistent blocks", "a multiprocessor goes from one item of work to the next",
+                              _each_mask(64, Tuning(64, 4, 6, True, True, True, 1), Tuning(192, 3, 2, True, by_fma=1))
+                              | {(128, False): (Tuning(128, 2, 2, True, True, True),) * 2, (128, True): (_OVER_128,) * 2}),
 }
 BEST = "hopper_persistent"
 
@@ -96,7 +115,7 @@ def attention(q, k, v, step: str = BEST, causal: bool = False, scale: float | No
 def ready(q, k, v, step: str = BEST, causal: bool = False, scale: float | None = None, tuning: Tuning | None = None):
     """What `attention` returns, not yet computed, and the launch that computes it (None: nothing is left to compute)."""
     sizes, scale = _check(q, k, v, step, scale)
-    tuning = tuning or STEPS[step].tunings[sizes.D, bool(causal)]
+    tuning = tuning or STEPS[step].tuning(sizes.D, causal, sizes.Sk)
     _check_tuning(step, tuning, sizes.D)
     _check_device()
     o, lse = cp.empty(q.shape, dtype=q.dtype), cp.empty(q.shape[:-1], dtype=np.float32)
@@ -107,11 +126,17 @@ def ready(q, k, v, step: str = BEST, causal: bool = False, scale: float | None =
         lse.fill(-np.inf)
         return o, lse, None
     run = compiled(step, tuning, sizes.D, q.dtype.name, sizes.Hq // sizes.Hkv)
-    maps = (tensor_map(q, 64), tensor_map(k, tuning.keys), tensor_map(v, tuning.keys))
+    maps = (tensor_map(q, 64), tensor_map(k, tuning.keys), tensor_map(v, tuning.keys), tensor_map(o, 64))
     numbers = np.int32(sizes.Sq), np.int32(sizes.Sk), np.int32(causal), np.float32(scale)
     grid, threads = geometry(step, tuning, sizes, _multiprocessors())
     more = (_schedule_there(sizes, tuning, bool(causal), grid[0]), np.int32(query_blocks(tuning, sizes))) if persistent(step) else ()
-    return o, lse, ReadyLaunch(run, grid, (threads,), (*maps, o, lse, *numbers, *more), tuning.shared_mem(sizes.D))
+    launch = Launch(run, grid, (threads,), (*maps, lse, *numbers, *more), tuning.shared_mem(sizes.D))
+    launch.output = o
+    return o, lse, launch
+
+
+class Launch(ReadyLaunch):
+    """A launch that keeps its `output` alive: of that, the kernel's arguments hold only an address in a tensor map."""
 
 
 def persistent(step: str) -> bool:
@@ -154,11 +179,11 @@ def schedule(sizes: Sizes, tuning: Tuning, causal: bool, blocks: int) -> np.ndar
 
 def item_weights(sizes: Sizes, tuning: Tuning, causal: bool) -> np.ndarray:
     """How long each item of a head takes: the tiles of its consumers' queries, averaged, and one tile's time for starting and writing."""
-    first = np.arange(query_blocks(tuning, sizes))[:, None] * 64 * tuning.consumers + 64 * np.arange(tuning.consumers)
-    last = np.minimum(first + 64, sizes.Sq) - 1
-    keys = np.minimum(sizes.Sk, last + 1 + sizes.Sk - sizes.Sq) if causal else np.full_like(first, sizes.Sk)
+    Q = 64 * tuning.consumers
+    first = -(-sizes.Sq // 64) * 64 - Q * (1 + np.arange(query_blocks(tuning, sizes)))[:, None] + 64 * np.arange(tuning.consumers)
+    keys = np.minimum(sizes.Sk, np.minimum(first + 64, sizes.Sq) + sizes.Sk - sizes.Sq) if causal else np.full_like(first, sizes.Sk)
     tiles = -(-np.maximum(keys, 0) // tuning.keys)
-    return np.where(first < sizes.Sq, tiles, 0).mean(axis=1) + 1
+    return np.where(first + 64 > 0, tiles, 0).mean(axis=1) + 1
 
 
 @cache

@@ -59,14 +59,17 @@ def plan(M: int, N: int, k: int, dtype="float32", variant: str = "auto", aligned
 
 
 def _short(M: int, N: int, k: int, types, width: int, aligned: bool) -> Plan | None:
-    """Rows that 16 or 32 lanes hold in registers, 32 logits a lane at most."""
+    """Rows that the registers of 8, 16 or 32 lanes hold: the fewest of them that need no more than 64 logits of 16 bits each, or 48 of
+    32 bits; the 32 lanes take up to 128."""
     reach = N if aligned and N % width == 0 else N + width - 1
-    group = 16 if k <= 8 and N <= 256 else 32
-    loads = 1 << (-(-reach // (group * width)) - 1).bit_length()
-    if k > 16 or loads * width > 32:
-        return None
-    options = (*types, f"-DK={k}", f"-DLOADS={loads}", f"-DGROUP={group}")
-    return Plan("short_rows.cu", options, (-(-M * group // SHORT_THREADS),), (SHORT_THREADS,))
+    few = 8 if width == 8 else 12
+    for lanes, most in ((8, few), (16, few), (32, 128 // width)):
+        loads = -(-reach // (lanes * width))
+        if k <= lanes and loads <= most:
+            blocks = min(12, 512 // (4 * loads + 28))  # what 65,536 registers hold: 4 a load and 28 more for each of 128 threads
+            options = (*types, f"-DK={k}", f"-DLOADS={loads}", f"-DGROUP={lanes}", f"-DBLOCKS={blocks}")
+            return Plan("short_rows.cu", options, (-(-M * lanes // SHORT_THREADS),), (SHORT_THREADS,))
+    return None
 
 
 @cache

@@ -950,6 +950,8 @@ extern "C" __global__ void P##pairs(const H2* x, H2* y, float2* z, int n) {     
     H2 w = __hfma2(v, v, __float2##h##2_rn(1.0f));                                                                          \
     w = __hmax2(w, __floats2##h##2_rn(0.5f, -0.5f)) + __lowhigh2highlow(v) * h2exp(__float22##h##2_rn(make_float2(0, 1)));  \
     y[i] = __hgt2(w, v) + __halves2##h##2(__low2##h(w), __high2##h(w)); }                                                   \
+extern "C" __global__ void P##masks(const H2* a, const H2* b, unsigned* y, int n) {                                          \
+    INDEX; y[i] = __hgeu2_mask(a[i], b[i]); y[n + i] = __hge2_mask(a[i], b[i]); y[2 * n + i] = __hneu2_mask(a[i], b[i]); }  \
 extern "C" __global__ void P##row_sum(const H2* x, H2* y) {                                                                 \
     H2 v = x[threadIdx.x];                                                                                                  \
     for (int lanes = 16; lanes; lanes /= 2) v += __shfl_xor_sync(0xffffffff, v, lanes);                                     \
@@ -1086,6 +1088,21 @@ def test_pairs_of_16_bit_floats(prefix, dtype):
     np.testing.assert_array_equal(y.get().astype(f4), ((w > v) + w).astype(dtype).astype(f4))
     get(SMALL, prefix + "row_sum")((1,), (32,), (cp.asarray(np.ones((32, 2), dtype)), y))
     assert (y.get().astype(f4) == 32).all()
+
+
+@small_types
+def test_masks_of_16_bit_floats(prefix, dtype):
+    """Every number beside a random one, the next one and itself; in a pair both ways round."""
+    every, rng = all_patterns(dtype), np.random.default_rng(6)
+    a, b = np.tile(every, 3), np.concatenate([rng.permutation(every), np.roll(every, 1), every])
+    y, n = cp.empty(3 * a.size, np.uint32), i4(a.size)
+    pairs = [cp.asarray(np.stack(two, axis=1)) for two in ((a, b), (b, a))]
+    with cp.settings(checked=False):
+        get(SMALL, prefix + "masks")((a.size // 256,), (256,), (*pairs, y, n))
+    p, q = a.astype(f4), b.astype(f4)
+    nan = np.isnan(p) | np.isnan(q)
+    for got, low, high in zip(y.get().reshape(3, -1), ((p >= q) | nan, p >= q, p != q), ((q >= p) | nan, q >= p, p != q), strict=True):
+        np.testing.assert_array_equal(got, np.where(low, 0xFFFF, 0) + np.where(high, 0xFFFF0000, 0))
 
 
 # -------------------------------------------------------------------------------- cooperative groups

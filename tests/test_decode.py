@@ -227,6 +227,7 @@ def test_a_short_sequence_leaves_no_work_to_its_blocks():
     assert counters.of("states")[1].bytes == 2 * 4 * 8    # four blocks a head for the first sequence, one for the second
 
 
+@pytest.mark.skipif(on_gpu, reason="the CPU device's orders")
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_any_order_of_blocks_and_warps_gives_the_same_bits(seed):
     for shape in ((1, 2, 1, 400, 64), (2, 8, 2, 130, 128), (1, 4, 1, 700, 64, "bfloat16")):

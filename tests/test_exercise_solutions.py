@@ -1,5 +1,6 @@
 """tools/run_solutions.py: solutions come into the notebooks as a learner would write them, and a check that is not solved is found."""
 
+import os
 import re
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def test_the_copy_has_solutions_in_place_of_files_and_stubs(tmp_path):
 ])
 def test_a_check_that_is_not_solved_is_a_failure(source, words, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     cells = [nbformat.v4.new_code_cell(source) for source in ("from helpers import check", source)]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "02_a.ipynb")
     result = run_solutions.run(tmp_path / "02_a.ipynb")

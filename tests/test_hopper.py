@@ -23,8 +23,9 @@ IS_HOPPER = on_gpu and str(cp.cuda.Device().compute_capability) == "90"
 only_hopper = pytest.mark.skipif(not IS_HOPPER, reason="needs a GPU of compute capability 9.0, such as an H100 or H200")
 each_step = pytest.mark.parametrize("step", STEPS)
 GROUPS = (1, 4)                                 # heads of q for one of k
-TUNINGS = [(64, Tuning(192, 2, 3, True, True)), (64, Tuning(80, 3, 2, True, True)), (64, Tuning(64, 4, 4)), (64, Tuning(176, 3, 2)),
-           (128, Tuning(176, 2, 2, True, True)), (128, Tuning(112, 2, 3, True)), (128, Tuning(96, 3, 2)), (128, Tuning(64, 3, 4))]
+TUNINGS = [(64, Tuning(192, 2, 3, False, True, True)), (64, Tuning(80, 3, 2, True, True, True)),
+           (64, Tuning(64, 4, 4, True, True, True, 2)), (64, Tuning(176, 3, 2)), (64, Tuning(192, 3, 2, True, by_fma=1)), (128, Tuning(160, 2, 2, True, True, True)),
+           (128, Tuning(96, 2, 3, False, True)), (128, Tuning(96, 3, 2)), (128, Tuning(64, 3, 4, True))]
 
 
 def cases():
@@ -181,10 +182,10 @@ def test_each_item_is_done_once_heavy_ones_first(Sq, Sk, B, H, blocks, causal, c
 
 
 def test_weights_of_items():
-    sizes = hopper.Sizes(1, 1, 1, 300, 400, 64)
+    sizes = hopper.Sizes(1, 1, 1, 300, 400, 64)                                                 # from the last query backwards
     assert hopper.item_weights(sizes, Tuning(128, 2), False).tolist() == [5, 5, 3]              # the last has 44 queries: one consumer
-    assert hopper.item_weights(sizes, Tuning(128, 2), True).tolist() == [1 + (2 + 2) / 2, 1 + (3 + 3) / 2, 1 + 4 / 2]
-    assert hopper.item_weights(sizes._replace(Sk=20), Tuning(128, 2), True).tolist() == [1, 1, 1.5]
+    assert hopper.item_weights(sizes, Tuning(128, 2), True).tolist() == [1 + (3 + 4) / 2, 1 + (2 + 3) / 2, 1 + 2 / 2]
+    assert hopper.item_weights(sizes._replace(Sk=20), Tuning(128, 2), True).tolist() == [1.5, 1, 1]
 
 
 def test_grid_and_threads():
@@ -206,7 +207,7 @@ WRONG = {                                       # an edit of the source -> what 
                                             "release(memory.v_empty[stage]);\n        wait_wgmma<0>();"), "not right"),
     "no mask": (BEST, Tuning(), ("mask(S, seen, tile * KEYS);", ""), "not right"),
     "a tile is never let go": (BEST, Tuning(), ("release(memory.k_empty[stage]);", ""), "all threads wait"),
-    "warps drift apart": (BEST, Tuning(consumers=3), ("    join_warps();\n", ""), "all threads wait"),
+    "warps drift apart": (BEST, Tuning(consumers=3), ("    join_warps();\n", ""), "all threads wait or not right"),
     "a row of lanes is not exchanged": (BEST, Tuning(), ("far < 4", "far < 2"), "not right"),
 }
 
@@ -223,9 +224,9 @@ def test_mistakes_are_noticed(folder, name):
             outcomes.add("right")
         except AssertionError as error:
             outcomes.add("all threads wait" if "all threads wait" in str(error) else "not right")
-        if noticed in outcomes:
+        if outcomes & set(noticed.split(" or ")):
             return
-    assert noticed in outcomes, outcomes
+    pytest.fail(f"{outcomes} instead of {noticed}")
 
 
 # ------------------------------------------------------------------------------------------- refusals
@@ -336,7 +337,7 @@ def test_a_wrapper_names_each_result_once(n, a_in_registers):
     assert max(map(len, text.splitlines())) <= 140
 
 
-COMPILED = sorted({(step, D, tuning) for step, chosen in STEPS.items() for (D, _), tuning in chosen.tunings.items()}
+COMPILED = sorted({(step, D, tuning) for step, chosen in STEPS.items() for (D, _), both in chosen.tunings.items() for tuning in both}
                   | {(BEST, D, tuning) for D, tuning in TUNINGS}, key=str)
 
 
@@ -357,7 +358,7 @@ def test_compiles_without_spills_and_wgmma_stays_asynchronous(step, D, tuning):
 def test_what_does_not_fit_the_registers():
     """160 registers a thread hold O, S and P of 128 keys for D = 64, but not of 144, and not for D = 128: wgmma is serialised."""
     for D, keys in ((64, 144), (128, 128)):
-        tuning = Tuning(keys, 3, 2, True)
+        tuning = Tuning(keys, 3, 2, overlap=True)
         options = [o for o in hopper.options(BEST, tuning, D, "bfloat16") if not o.startswith("-arch")]
         log, _ = compile_for(snippets.load(STEPS[BEST].file), "sm_90a", options)
         assert "C7512" in log and set(spills(log)) != {("0", "0", "0")}, log

@@ -1,46 +1,14 @@
 // The k best logits of a part of a row, sorted, spread over the lanes of one warp: the third member beside (m, d).
 #pragma once
-#include "topk/logits.h"
+#include "topk/keys.h"
 
-#ifndef K
-#define K 8                                         // how many, 1 to 64: compile with -DK=...
-#endif
 #define SLOTS ((K + 31) / 32)                       // entries of the list that a lane holds
 static_assert(1 <= K && K <= 64, "see Limits");
-
-// A logit and its column in one number: larger for a larger logit and, among equal logits, for a lower column.  NaN
-// counts as the largest logit; -0 and subnormal numbers count as 0, as they do for every operation of a kernel that CuPy
-// compiles (-ftz=true).  No key is 0: that stands for no candidate.
-typedef unsigned long long Key;
-
-__device__ inline Key make_key(float logit, int column) {
-    const unsigned bits = fabsf(logit) < 1.17549435e-38f ? 0 : __float_as_uint(logit);      // -0 and subnormals become 0
-    const unsigned order = logit != logit ? ALL : bits ^ ((int)bits < 0 ? ALL : 0x80000000);
-    return (Key)order << 32 | (unsigned)~column;
-}
-__device__ inline int key_column(Key key) { return ~(int)(unsigned)key; }
-__device__ inline float key_logit(Key key) {        // NaN for no candidate
-    const unsigned order = key >> 32;
-    return __uint_as_float(order ^ ((int)order < 0 ? 0x80000000 : ALL));
-}
-__device__ inline Key larger(Key a, Key b) { return a > b ? a : b; }
-__device__ inline Key smaller(Key a, Key b) { return a < b ? a : b; }
-
-// The values of LANES neighbouring lanes in descending order (bitonic sort).
-template <int LANES> __device__ inline float sorted(float v) {
-    const int lane = threadIdx.x % LANES;
-    for (int run = 2; run <= LANES; run *= 2)
-        for (int bit = run / 2; bit > 0; bit /= 2) {
-            const float other = partner(v, bit);
-            const bool falling = run == LANES || (lane & run) == 0;
-            v = falling == ((lane & bit) == 0) ? fmaxf(v, other) : fminf(v, other);
-        }
-    return v;
-}
+static_assert(EACH <= 32 && (LOADS & (LOADS - 1)) == 0, "a lane marks its logits with the bits of one word, and halves them");
 
 // A float below v that is not flushed to v, mostly the next; NaN below -inf.
 __device__ inline float below(float v) {
-    return __int_as_float(fabsf(v) < 1.17549435e-38f ? 0x80800000 : __float_as_int(v) + (v > 0 ? -1 : 1));
+    return __int_as_float(fabsf(v) < SMALLEST ? 0x80800000 : __float_as_int(v) + (v > 0 ? -1 : 1));
 }
 
 struct Candidates {

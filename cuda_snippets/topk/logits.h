@@ -23,12 +23,12 @@ __device__ inline float unpack(unsigned word, int) { return __uint_as_float(word
 #endif
 
 #ifndef LOADS
-#define LOADS 4                                     // 16-byte loads that a lane has under way, a power of two: compile with -DLOADS=...
+#define LOADS 4                                     // 16-byte loads that a lane has under way: compile with -DLOADS=...
 #endif
 #define EACH (LOADS * WIDTH)                        // logits that a lane takes in one step
 #define ALL 0xffffffff                              // every lane of the warp
 #define LOG2_E 1.44269504f
-static_assert(EACH <= 32 && (LOADS & (LOADS - 1)) == 0, "a lane marks its logits with the bits of one word, and halves them");
+#define SMALLEST 1.17549435e-38f                    // what is nearer to 0 is subnormal, and counts as 0
 
 // A step takes LANES * EACH columns, from column j on, vectors of WIDTH side by side.  Here stands element e of a lane.
 template <int LANES> __device__ inline int column(int j, int lane, int e) {
@@ -103,7 +103,8 @@ struct Logits {
         for (int e = 0; e < EACH; ++e) d += power_of_2((v[e] - m) * scale);
         return d;
     }
-    // v[e] for an e that only the run knows, by halving: registers have no addresses, an index would send v to memory.
+    // v[e] for an e that only the run knows, by halving: registers have no addresses, an index would send v to memory.  For an
+    // EACH that is a power of two.
     __device__ float pick(int e) const {
         float w[EACH];
         for (int i = 0; i < EACH; ++i) w[i] = v[i];

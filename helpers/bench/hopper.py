@@ -23,7 +23,7 @@ PEERS = {"sdpa_cudnn": "CUDNN_ATTENTION", "sdpa_flash": "FLASH_ATTENTION"}
 
 def rows() -> list[dict]:
     """Twelve cases: S x D x causal; each with every step and every peer.  A step's time is that of its launch, ready before."""
-    compile_all([(step, tuning, D) for step, chosen in STEPS.items() for (D, _), tuning in chosen.tunings.items()])
+    compile_all([(step, tuning, D) for step, chosen in STEPS.items() for (D, _), both in chosen.tunings.items() for tuning in both])
     return [r for S, D in product(LENGTHS, HEAD_DIMENSIONS) for r in _rows(S, D)]
 
 
@@ -35,7 +35,7 @@ def _rows(S: int, D: int) -> list[dict]:
         for step, chosen in STEPS.items():
             launch = ready(*arrays, step, causal)[2]
             timed = row("hopper", step, False, shape, "bfloat16", launch, flush_l2=flush, tflops=operations)
-            found.append(timed | {"tuning": vars(chosen.tunings[D, causal])})
+            found.append(timed | {"tuning": vars(chosen.tuning(D, causal, S))})
         for name, call in _peers(*tensors, causal).items():
             found.append(peer_row("hopper", name, shape, "bfloat16", call, flush_l2=flush, tflops=operations))
     return found
@@ -85,12 +85,13 @@ def _peers(q, k, v, causal: bool) -> dict:
 
 
 def fitting(D: int) -> list[Tuning]:
-    """Tunings whose tiles fit the shared memory and whose O, S and P fit the registers; with two stages, and with as many as fit."""
+    """Tunings of the last step whose tiles fit the shared memory and whose O, S and P fit the registers."""
+    ways = [(False, False, False), (True, False, False), (True, True, False), (True, True, True)]       # lazy, overlap, turns
     found = []
-    for consumers, keys, (overlap, turns) in product((2, 3, 4), KEYS, ((False, False), (True, False), (True, True))):
+    for consumers, keys, way, by_fma in product((2, 3, 4), KEYS, ways, (0, 1) if D == 64 else (0,)):
         most = max((s for s in range(2, 7) if Tuning(keys, consumers, s).shared_mem(D) <= MAX_SHARED), default=0)
-        if most and keys <= _most_keys(D, consumers, overlap):
-            found += [Tuning(keys, consumers, stages, overlap, turns) for stages in sorted({2, min(most, 4)})]
+        if most and keys <= _most_keys(D, consumers, way[1]) and (way[0] or not by_fma):
+            found.append(Tuning(keys, consumers, min(most, 4), *way, by_fma))
     return found
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -10,11 +12,14 @@ from ..device import cp
 from ..ladder import numpy_type
 from ..topk import VARIANTS, launches, results
 from . import peer_module, peer_row, row
+from .softmax import processes
 
-CASES = (  # M, N, k
+CASES = [(*shape, "float32") for shape in (  # M, N, k, dtype
     (4000, 25_000, 5), (4000, 25_000, 32), (4000, 25_000, 64), (10, 25_000, 5), (512, 128_256, 1), (512, 128_256, 8), (512, 128_256, 64),
     (8192, 4096, 8), (65_536, 256, 8), (1, 128_256, 8),
-)
+)] + [(*shape, "bfloat16") for shape in (
+    (4000, 25_000, 5), (4000, 25_000, 32), (512, 128_256, 8), (8192, 4096, 8), (65_536, 256, 8), (1, 128_256, 8),
+)]
 VOCABULARIES = (1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000)
 BATCHES = (4000, 10)
 
@@ -34,15 +39,40 @@ extern "C" __global__ void read_all(const float4* __restrict__ x, float* __restr
 
 def rows() -> list[dict]:
     """Every case beside its peers, then the four variants of the paper over the vocabulary; see the record's README."""
+    warm()
     result = []
-    for M, N, k in CASES:
-        result += case(M, N, k, "float32")
-    for M, N, k in ((4000, 25_000, 5), (4000, 25_000, 32), (512, 128_256, 8), (8192, 4096, 8), (65_536, 256, 8), (1, 128_256, 8)):
-        result += case(M, N, k, "bfloat16")
+    for one in CASES:
+        result += case(*one)
     for M in BATCHES:
         for N in VOCABULARIES:
             result += variants(M, N, 5)
     return result
+
+
+def warm() -> None:
+    """Compile everything at once: QuACK in processes, whose cache on disk is read later, our kernels in threads meanwhile."""
+    with processes() as peers, ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as ours:
+        waiting = [peers.submit(compile_peer, *one) for one in CASES if quack_takes(one[1], one[2])]
+        run = {launch.kernel for one in CASES for launch in unlaunched(*one)}
+        run |= {launch.kernel for M in BATCHES for N in VOCABULARIES for variant in (*VARIANTS, "auto", "whole")
+                for launch in unlaunched(M, N, 5, "float32", variant)}
+        list(ours.map(lambda kernel: kernel.compile(), run))
+        for future in waiting:
+            if future.exception():
+                print(f"not compiled: {future.exception()}")
+
+
+def compile_peer(M: int, N: int, k: int, dtype: str) -> None:
+    """Run QuACK once, in a process of its own."""
+    if call := peer_calls(logits(M, N, dtype), k).get("quack"):
+        call()
+        cp.cuda.Device().synchronize()
+
+
+def unlaunched(M: int, N: int, k: int, dtype: str, variant: str = "auto"):
+    """The launches of a shape, whose array of logits has but one element in memory."""
+    x = cp.lib.stride_tricks.as_strided(cp.empty(1, dtype=numpy_type(dtype)), (M, N), (0, 0))
+    return launches(x, *results(M, k), variant=variant, y=x)
 
 
 def case(M: int, N: int, k: int, dtype: str) -> list[dict]:
@@ -118,10 +148,15 @@ def peer_calls(x, k: int) -> dict[str, Callable]:
         return torch.exp(values - torch.logsumexp(tensor, -1, keepdim=True)), columns
 
     calls = {"read": reading(x), "softmax;topk": lambda: torch.topk(torch.softmax(tensor, -1), k, -1), "topk;lse": topk_then_lse}
-    quack, N = peer_module("quack.topk"), x.shape[1]
-    if quack and N <= 4096 and N & (N - 1) == k & (k - 1) == 0:  # it takes no others: both are powers of two
+    quack = peer_module("quack.topk")
+    if quack and quack_takes(x.shape[1], k):
         calls["quack"] = lambda: quack.topk(tensor, k, softmax=True)  # normalised over the k only
     return calls
+
+
+def quack_takes(N: int, k: int) -> bool:
+    """QuACK's top-k is for rows of up to 4096 logits, and both sizes must be powers of two."""
+    return N <= 4096 and N & (N - 1) == k & (k - 1) == 0
 
 
 def reading(array) -> Callable:

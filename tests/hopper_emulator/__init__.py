@@ -31,9 +31,9 @@ def program(folder: Path, step: str, tuning: hopper.Tuning, D: int, dtype: str, 
     source = source.replace(*edit).replace("extern __shared__ __align__(1024) char bytes[];", "char* const bytes = cuda_dynamic_memory;")
     more = ", items, blocks" if step == hopper.BEST else ""
     source += f"""
-extern "C" void call_kernel(const TensorMap* maps, T* o, float* lse, int Sq, int Sk, int causal, float scale,
+extern "C" void call_kernel(const TensorMap* maps, float* lse, int Sq, int Sk, int causal, float scale,
                             const int* items, int blocks) {{
-    {chosen.entry}(maps[0], maps[1], maps[2], o, lse, Sq, Sk, causal, scale{more});
+    {chosen.entry}(maps[0], maps[1], maps[2], maps[3], lse, Sq, Sk, causal, scale{more});
 }}
 """
     key = f"{step}-{abs(hash((tuning, D, dtype, group, edit)))}"
@@ -49,15 +49,15 @@ extern "C" void call_kernel(const TensorMap* maps, T* o, float* lse, int Sq, int
 def run(folder: Path, q, k, v, step: str, causal=False, scale=None, tuning=None, seed=0, multiprocessors=3, edit=("", "")):
     """(o, lse) as `hopper.attention` would return them, of NumPy arrays [B, H, S, D]."""
     (B, Hq, Sq, D), (_, Hkv, Sk, _) = q.shape, k.shape
-    tuning = tuning or hopper.STEPS[step].tunings[D, causal]
+    tuning = tuning or hopper.STEPS[step].tuning(D, causal, Sk)
     file = program(folder, step, tuning, D, q.dtype.name, Hq // Hkv, edit)
     sizes = hopper.Sizes(B, Hq, Hkv, Sq, Sk, D)
     grid, threads = hopper.geometry(step, tuning, sizes, multiprocessors)
     items = hopper.schedule(sizes, tuning, causal, grid[0]) if step == hopper.BEST else np.empty(0, np.int32)
     x, y = (*grid, 1)[:2]
     numbers = [x, y, threads, seed, Sq, Sk, causal, items.size, hopper.query_blocks(tuning, sizes), q.nbytes, k.nbytes, B * Hq * Sq]
-    maps = np.zeros((3, 16), np.uint64)
-    for to, array, rows in zip(maps, (q, k, v), (64, tuning.keys, tuning.keys), strict=True):
+    maps = np.zeros((4, 16), np.uint64)
+    for to, array, rows in zip(maps, (q, k, v, q), (64, tuning.keys, tuning.keys, 64), strict=True):    # o is like q
         to[1:9] = np.concatenate(hopper.map_fields(array.shape, rows))
     sent = np.int64(numbers).tobytes() + maps.tobytes() + np.float64(D**-0.5 if scale is None else scale).tobytes()
     done = subprocess.run([file], input=sent + b"".join(np.ascontiguousarray(a).tobytes() for a in (items, q, k, v)), capture_output=True)

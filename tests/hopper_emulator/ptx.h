@@ -10,6 +10,7 @@ extern "C" {
 void emulator_yield();
 void emulator_progress();
 void emulator_copy(void* to, const void* from, void* full, int column, int row, int head);
+void emulator_wait_stores();
 void emulator_meet(int number, int count, int wait);
 }
 
@@ -36,12 +37,23 @@ struct Barrier {
 static_assert(sizeof(Barrier) == 8, "as on a GPU");
 extern "C" inline __attribute__((used)) void emulator_bytes(Barrier* full, int n) { full->bytes -= n, full->check(); }
 
+inline float __fadd_rd(float a, float b) {       // rounded down
+    const double sum = (double)a + b;
+    const float nearest = (float)sum;
+    return nearest > sum ? nextafterf(nearest, -1e38f) : nearest;
+}
 inline void barriers_are_ready() {}
 struct alignas(64) TensorMap { u64 opaque[16]; };
 inline void copy_tile(void* to, const TensorMap& from, Barrier& full, int column, int row, int head) {
     if (shared_address(to) % 1024) __trap();
     emulator_copy(to, from.opaque, &full, column, row, head);
 }
+inline void store_tile(const TensorMap& to, const void* from, int column, int row, int head) {
+    if (shared_address(from) % 1024 || row < 0) __trap();        // a GPU refuses rows below 0 here; copy_tile may have them
+    emulator_copy((void*)from, to.opaque, nullptr, column, row, head);
+}
+inline void seen_by_copies() {}
+inline void wait_stores() { emulator_wait_stores(); }
 //MATRIX_AT//
 
 struct Product {

@@ -10,7 +10,8 @@
 #include <vector>
 
 struct uint3 { unsigned x, y, z; };
-struct Copy { char* to; uint64_t map[9]; void* full; int column, row, head; };  // map: address, 3 sizes, 2 strides, 3 of the box
+// A tile that is under way, to shared memory or (full == nullptr) back.  map: address, 3 sizes, 2 strides, 3 of the box.
+struct Copy { char* tile; uint64_t map[9]; void* full; int column, row, head, thread; };
 
 static ucontext_t scheduler, fibers[1024];
 static std::vector<char> stacks;
@@ -36,9 +37,13 @@ void emulator_bytes(void* full, int n);
 void emulator_progress() { ++progress; }
 void emulator_yield() { swapcontext(&fibers[me], &scheduler); }
 void emulator_copy(void* to, const void* from, void* full, int column, int row, int head) {
-    Copy c{(char*)to, {}, full, column, row, head};
+    Copy c{(char*)to, {}, full, column, row, head, me};
     memcpy(c.map, from, sizeof c.map);
     copies.push_back(c);
+}
+void emulator_wait_stores() {
+    const auto mine = [](const Copy& c) { return !c.full && c.thread == me; };
+    while (std::any_of(copies.begin(), copies.end(), mine)) emulator_yield();
 }
 static void meet(int number, int count, bool wait) {
     auto& m = meetings[number];
@@ -69,13 +74,14 @@ static void finish(const Copy& c) {
     const auto [address, D, S, heads, row_stride, head_stride, width, rows, one] = c.map;
     for (uint64_t r = 0; r < rows; ++r)
         for (uint64_t x = 0; x < width; ++x) {
-            uint16_t number = 0;
-            if (c.row + r < S && c.column + x < D && (uint64_t)c.head < heads)
-                number = *(uint16_t*)(address + c.head * head_stride + (c.row + r) * row_stride + 2 * (c.column + x));
+            const bool exists = c.row + r < S && c.column + x < D && (uint64_t)c.head < heads;
             const size_t at = 128 * r + 2 * x;
-            memcpy(c.to + (at ^ (at >> 7 & 7) << 4), &number, 2);
+            char* const in_tile = c.tile + (at ^ (at >> 7 & 7) << 4);
+            void* const in_array = (void*)(address + c.head * head_stride + (c.row + r) * row_stride + 2 * (c.column + x));
+            if (c.full) exists ? memcpy(in_tile, in_array, 2) : memset(in_tile, 0, 2);
+            else if (exists) memcpy(in_array, in_tile, 2);
         }
-    emulator_bytes(c.full, (int)(2 * width * rows));
+    if (c.full) emulator_bytes(c.full, (int)(2 * width * rows));
 }
 static void fiber() {
     body();
@@ -119,16 +125,16 @@ static void run_block() {
 // What a launch needs, as the test writes it before the items, q, k and v; the addresses in the maps are filled in here.
 struct Launch {
     int64_t x, y, threads, seed, Sq, Sk, causal, items, blocks, q_bytes, k_bytes, lse_numbers;
-    uint64_t maps[3][16];
+    uint64_t maps[4][16];
     double scale;
 };
 static Launch launch;
 static std::vector<char> q, k, v, o;
 static std::vector<float> lse;
 static std::vector<int> items;
-extern "C" void call_kernel(const void* maps, void* o, float* lse, int Sq, int Sk, int causal, float scale, const int* items, int blocks);
+extern "C" void call_kernel(const void* maps, float* lse, int Sq, int Sk, int causal, float scale, const int* items, int blocks);
 static void call() {
-    call_kernel(launch.maps, o.data(), lse.data(), (int)launch.Sq, (int)launch.Sk, (int)launch.causal, (float)launch.scale,
+    call_kernel(launch.maps, lse.data(), (int)launch.Sq, (int)launch.Sk, (int)launch.causal, (float)launch.scale,
                 items.data(), (int)launch.blocks);
 }
 static void read(void* to, size_t n) {
@@ -142,6 +148,7 @@ int main() {
     items.resize(launch.items), read(items.data(), 4 * items.size());
     std::vector<char>* arrays[] = {&q, &k, &v};
     for (int i = 0; i < 3; ++i) read(arrays[i]->data(), arrays[i]->size()), launch.maps[i][0] = (uint64_t)arrays[i]->data();
+    launch.maps[3][0] = (uint64_t)o.data();
     grid = {(unsigned)launch.x, (unsigned)launch.y, 1}, threads = (int)launch.threads, body = call;
     random_numbers.seed((unsigned)launch.seed);
     stacks.resize((size_t)threads << 16);

@@ -8,10 +8,6 @@
 #include "attention/hopper/ptx.h"
 #include "attention/hopper/wgmma.h"
 
-#ifndef SLACK
-#define SLACK 0                                 // by what factor, a power of 2, P may exceed 1 before O is rescaled
-#endif
-
 static_assert(D == 64 || D == 128, "tiles are panels of 64 columns");
 
 constexpr int PANELS = D / 64;
@@ -56,6 +52,12 @@ __device__ __forceinline__ void mask(Scores& S, const Seen& seen, int start) {
             if (start + 8 * n + column_of(c % 2) >= seen.end[c / 2]) S[n][c] = NEG_INF;
 }
 
+#if LAZY
+#include "attention/hopper/lazy.h"
+#else
+// What m and the scores are counted in, for the LSE.
+__device__ inline float unit(float scale) { return scale; }
+
 // The state takes up the scores of a tile; S becomes P = 2^(factor (S - m)), with factor = scale log2 e > 0.  O is left as it is:
 // `shrink` says what it must be multiplied with, if the result is true.
 //
@@ -68,7 +70,7 @@ __device__ __forceinline__ bool update(State& s, Scores& S, float factor, float 
 #pragma unroll
         for (int c = 0; c < 4; ++c) m[c / 2] = fmaxf(m[c / 2], S[n][c]);
     m[0] = over_row(m[0], larger), m[1] = over_row(m[1], larger);
-    const bool grown = __any_sync(~0u, factor * (m[0] - s.m[0]) > SLACK || factor * (m[1] - s.m[1]) > SLACK);  // -inf - -inf: false
+    const bool grown = __any_sync(~0u, m[0] > s.m[0] || m[1] > s.m[1]);
     if (grown) {
         for (int r = 0; r < 2; ++r) shrink[r] = power_of_2(factor * (s.m[r] - origin(m[r]))), s.m[r] = m[r], s.d[r] *= shrink[r];
     }
@@ -86,6 +88,7 @@ __device__ __forceinline__ bool update(State& s, Scores& S, float factor, float 
         for (int c = 0; c < 4; ++c) s.d[c / 2] += S[n][c] = power_of_2(fmaf(S[n][c], factor, -offset[c / 2]));
     return grown;
 }
+#endif
 
 __device__ __forceinline__ void rescale(State& s, const float (&shrink)[2]) {
 #pragma unroll
@@ -99,28 +102,23 @@ __device__ __forceinline__ void pack_weights(Weights& P, const Scores& S) {
     for (int n = 0; n < KEYS / 16; ++n) weights(P[n], S, n);
 }
 
-// As `write` of attention/band.h, but 16 bytes a lane: the four lanes of a row exchange pairs, so that a store fills whole sectors.
-__device__ __forceinline__ void write_wide(const State& s, T* o, float* lse, int first, int Sq, float scale) {
-    const int t = threadIdx.x % 4;
+// O / d of a warpgroup goes to shared memory, as copy_tile would have brought it, and from there to `o` while the warpgroup goes on.
+__device__ __forceinline__ void write(const State& s, Block& block, const TensorMap& o, float* lse, int queries, int head, int Sq,
+                                      float scale) {
+    if (queries < 0) return;
+    if (threadIdx.x % 128 == 0) wait_stores();          // what the block held before
+    join_warps();
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        const int i = first + row_of(r);
+        const int i = threadIdx.x % 128 / 32 * 16 + row_of(r);
         const float d = over_row(s.d[r], sum), factor = d == 0 ? 0 : 1 / d;
 #pragma unroll
-        for (int n = 0; n < D / 8; n += 4) {
-            unsigned x[4];
-#pragma unroll
-            for (int c = 0; c < 4; ++c) x[c] = pack(s.O[n + c][2 * r] * factor, s.O[n + c][2 * r + 1] * factor);
-#pragma unroll
-            for (int far = 1; far < 4; far *= 2)            // transposes x over the four lanes
-#pragma unroll
-                for (int c = 0; c < 4; ++c)
-                    if (!(c & far)) {
-                        const unsigned got = __shfl_xor_sync(~0u, t & far ? x[c] : x[c + far], far);
-                        (t & far ? x[c] : x[c + far]) = got;
-                    }
-            if (i < Sq) ((uint4*)(o + (size_t)i * D))[n + t] = make_uint4(x[0], x[1], x[2], x[3]);
-        }
-        if (i < Sq && t == 0) lse[i] = scale * s.m[r] + logf(d);
+        for (int n = 0; n < D / 8; ++n)
+            ((unsigned*)block[n / 8][i])[((n % 8) ^ (i % 8)) * 4 + threadIdx.x % 4] = pack(s.O[n][2 * r] * factor, s.O[n][2 * r + 1] * factor);
+        if (queries + i < Sq && threadIdx.x % 4 == 0) lse[(size_t)head * Sq + queries + i] = unit(scale) * s.m[r] + logf(d);
     }
+    seen_by_copies();
+    join_warps();
+    if (threadIdx.x % 128 == 0)
+        for (int p = 0; p < PANELS; ++p) store_tile(o, block[p], 64 * p, queries, head);
 }

@@ -4,7 +4,7 @@
 #include "attention/hopper/ring.h"
 
 #ifndef TURNS
-#define TURNS 0                                 // 1: consumers start their products one after the other
+#define TURNS 0                                 // 1: consumers start their products one after the other, when the scores are there
 #endif
 
 __device__ inline void wait_for_turn(int consumer) {
@@ -39,8 +39,8 @@ __device__ __forceinline__ void consume(State& s, Memory& memory, Place& place, 
         start_scores(S, Q, memory.K[place.stage]);
         memory.v_full[before.stage].wait(before.round);
         start_output(s, P, memory.V[before.stage]);
-        end_turn(consumer);
         wait_wgmma<1>();                        // the scores are there, the output may not be
+        end_turn(consumer);
         settle(S);
         release(memory.k_empty[place.stage]);
         mask(S, seen, tile * KEYS);

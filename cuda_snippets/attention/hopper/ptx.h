@@ -45,6 +45,15 @@ __device__ inline void copy_tile(void* to, const TensorMap& from, Barrier& full,
                  :: "r"(shared_address(to)), "l"(&from), "r"(shared_address(&full)), "r"(column), "r"(row), "r"(head) : "memory");
 }
 
+// Start to write such a tile back: of 64 columns, the rows that exist.  Each thread that filled it calls `seen_by_copies` before.
+__device__ inline void store_tile(const TensorMap& to, const void* from, int column, int row, int head) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];\n\tcp.async.bulk.commit_group;"
+                 :: "l"(&to), "r"(shared_address(from)), "r"(column), "r"(row), "r"(head) : "memory");
+}
+__device__ inline void seen_by_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Until the tiles that this thread writes back have left shared memory.
+__device__ inline void wait_stores() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
 // What tells wgmma where a matrix lies in shared memory, with the swizzle that copy_tile writes: rows of 128 bytes, 8 of them a
 // pattern of 1,024 bytes.  `panel`: the bytes from 64 columns to the next 64, for a matrix that is read by columns.
 // To add 1 moves it by 16 bytes.

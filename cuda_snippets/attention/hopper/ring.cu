@@ -2,8 +2,9 @@
 //
 // New:     against wgmma.cu: a producer warpgroup keeps a ring of STAGES tiles filled and gives its registers to the consumers.  No
 //          __syncthreads() is left: a consumer waits for the bytes of a tile, and the producer for the consumers that let it go.  So
-//          consumers drift apart, and one computes exponentials while another keeps the tensor cores busy.  With -DOVERLAP=1 each
-//          consumer does so by itself, see overlapped.h; with -DTURNS=1 as well, they take turns at the tensor cores.
+//          consumers drift apart, and one computes exponentials while another keeps the tensor cores busy.
+//          With -DLAZY=1 they do not look for maxima, see lazy.h.  With -DOVERLAP=1 a consumer computes exponentials while the tensor
+//          cores work for itself, see overlapped.h.  With -DTURNS=1 as well, consumers take turns at the tensor cores.
 // Memory:  as wgmma.cu.
 // Launch:  grid (B * H, ceil(Sq / QUERIES)), block 128 * (1 + CONSUMERS), dynamic shared memory for `Memory`.
 // Limits:  as wgmma.cu; CONSUMERS 2, 3 or 4.
@@ -17,9 +18,9 @@
 
 extern "C" __global__ void __launch_bounds__(128 * (1 + CONSUMERS), 1)
 hopper_ring(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
-            T* __restrict__ o, float* __restrict__ lse, int Sq, int Sk, int causal, float scale) {
+            const __grid_constant__ TensorMap o, float* __restrict__ lse, int Sq, int Sk, int causal, float scale) {
     Memory& memory = ready_memory();
-    const int begin = (gridDim.y - 1 - blockIdx.y) * QUERIES, head = blockIdx.x;        // the last queries see most keys
+    const int begin = first_query(blockIdx.y, Sq), head = blockIdx.x;
     const int tiles = tiles_of(begin, QUERIES, Sq, Sk, causal);
     Place place;
     if (threadIdx.x < 128) {                                        // the producer: one thread is enough
@@ -39,6 +40,7 @@ hopper_ring(const __grid_constant__ TensorMap q, const __grid_constant__ TensorM
         memory.q_full[consumer].wait(0);
         consume(s, memory, place, memory.Q[consumer], memory.q_empty[consumer], Seen(first, Sq, Sk, causal), scale * 1.44269504f,
                 tiles_of(queries, 64, Sq, Sk, causal), tiles);
-        write(s, o + (size_t)head * Sq * D, lse + (size_t)head * Sq, first, Sq, scale);
+        write(s, memory.O[consumer], o, lse, queries, head, Sq, scale);
+        wait_stores();
     }
 }

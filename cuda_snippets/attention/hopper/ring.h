@@ -12,7 +12,7 @@
 constexpr int QUERIES = 64 * CONSUMERS;
 
 struct Memory {
-    Block Q[CONSUMERS];
+    Block Q[CONSUMERS], O[CONSUMERS];
     Tile K[STAGES], V[STAGES];
     Barrier q_full[CONSUMERS], q_empty[CONSUMERS], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
 
@@ -77,9 +77,13 @@ __device__ inline void let_go(Memory& memory, const Place& place) {
     release(memory.k_empty[place.stage]), release(memory.v_empty[place.stage]);
 }
 
+// The first query of a block: blocks are counted from the last 64 queries backwards, since the last ones see most keys.  Warpgroups for
+// which none are left belong to the block with the fewest keys; their queries have numbers below 0.
+__device__ inline int first_query(int block, int Sq) { return (Sq + 63) / 64 * 64 - (block + 1) * QUERIES; }
+
 // How many tiles of keys the queries first ... first + count - 1 see.
 __device__ inline int tiles_of(int first, int count, int Sq, int Sk, int causal) {
-    const int keys = first < Sq ? seen_by(min(first + count, Sq) - 1, Sq, Sk, causal, 0).end : 0;
+    const int keys = first + count > 0 ? seen_by(min(first + count, Sq) - 1, Sq, Sk, causal, 0).end : 0;
     return max(0, keys + KEYS - 1) / KEYS;
 }
 

@@ -11,11 +11,11 @@
 
 extern "C" __global__ void __launch_bounds__(128 * CONSUMERS, 1)
 hopper_wgmma(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
-             T* __restrict__ o, float* __restrict__ lse, int Sq, int Sk, int causal, float scale) {
+             const __grid_constant__ TensorMap o, float* __restrict__ lse, int Sq, int Sk, int causal, float scale) {
     Memory& memory = ready_memory();
     Tile &K = memory.K[0], &V = memory.V[0];
-    const int begin = (gridDim.y - 1 - blockIdx.y) * QUERIES, head = blockIdx.x;        // the last queries see most keys
-    const int consumer = this_warpgroup(), first = begin + 64 * consumer + threadIdx.x % 128 / 32 * 16;
+    const int begin = first_query(blockIdx.y, Sq), head = blockIdx.x;
+    const int consumer = this_warpgroup(), queries = begin + 64 * consumer, first = queries + threadIdx.x % 128 / 32 * 16;
     const int tiles = tiles_of(begin, QUERIES, Sq, Sk, causal);
     const float factor = scale * 1.44269504f;
     const Seen seen(first, Sq, Sk, causal);
@@ -47,5 +47,6 @@ hopper_wgmma(const __grid_constant__ TensorMap q, const __grid_constant__ Tensor
         settle(s.O);
         __syncthreads();                                            // all are done with the tile
     }
-    write(s, o + (size_t)head * Sq * D, lse + (size_t)head * Sq, first, Sq, scale);
+    write(s, memory.O[consumer], o, lse, queries, head, Sq, scale);
+    wait_stores();
 }

@@ -110,6 +110,8 @@ template <int EXPONENT> struct alignas(2) cuda_small {
   CUDA_SMALL_FUNCTION(htrunc, truncf(v))
 };
 
+inline unsigned cuda_mask2(bool low, bool high) { return (low ? 0xffff : 0) | (high ? 0xffff0000 : 0); }
+
 // Two of them, moved as one 4-byte access.
 template <int EXPONENT> struct alignas(4) cuda_small2 {
   typedef cuda_small<EXPONENT> H;
@@ -132,7 +134,9 @@ template <int EXPONENT> struct alignas(4) cuda_small2 {
   CUDA_SMALL2_OPERATOR(/, __hdiv, __h2div)
 #define CUDA_SMALL2_COMPARE(name)                                                                                     \
   friend H2 __h##name##2(H2 a, H2 b) { return H2(H(__h##name(a.x, b.x) ? 1.0f : 0.0f), H(__h##name(a.y, b.y) ? 1.0f : 0.0f)); } \
-  friend bool __hb##name##2(H2 a, H2 b) { return __h##name(a.x, b.x) && __h##name(a.y, b.y); }
+  friend bool __hb##name##2(H2 a, H2 b) { return __h##name(a.x, b.x) && __h##name(a.y, b.y); }                        \
+  friend unsigned __h##name##2_mask(H2 a, H2 b) { return cuda_mask2(__h##name(a.x, b.x), __h##name(a.y, b.y)); }       \
+  friend unsigned __h##name##u2_mask(H2 a, H2 b) { return cuda_mask2(__h##name##u(a.x, b.x), __h##name##u(a.y, b.y)); }
   CUDA_SMALL2_COMPARE(eq) CUDA_SMALL2_COMPARE(ne) CUDA_SMALL2_COMPARE(lt) CUDA_SMALL2_COMPARE(le) CUDA_SMALL2_COMPARE(gt)
   CUDA_SMALL2_COMPARE(ge)
   friend bool operator==(H2 a, H2 b) { return a.x == b.x && a.y == b.y; }
