@@ -84,7 +84,7 @@ STEPS: dict[str, Step] = {
                         _by_dimension(Tuning(stages=4), Tuning())),
     "hopper_three": Step(*_RING, "Three consumers", "one computes exponentials while two multiply",
                          _by_dimension(Tuning(consumers=3, stages=4), Tuning(consumers=3))),
-    "hopper_lazy": Step(*_RING, "No maximum", "exponents from an origin that is rarely changed; smaller tiles, for D = 64 a fourth consumer",
+    "hopper_lazy": Step(*_RING, "No maximum", "exponents from an origin that is rarely changed; smaller tiles, four consumers for D = 64",
                         _by_dimension(_LAZY_64, _LAZY_128)),
     "hopper_overlap": Step(*_RING, "Overlap in a consumer", "the next scores and the last output are computed during the softmax",
                            _by_dimension(replace(_LAZY_64, overlap=True), replace(_LAZY_128, overlap=True))),

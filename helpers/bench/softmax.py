@@ -177,13 +177,13 @@ def few_rows(case: Case) -> list[dict]:
     """Our softmax and the peers on few rows: `graph`: 20 calls in a CUDA graph; `plain`: 100 calls one after the other."""
     x, t = data(case)
     y = cp.empty_like(x)
+    functions = {name: f for name, f in ({"fast": lambda: fast.softmax(x)} | peers(t, case)).items() if attempt(f, case) is not None}
     found = []
-    for name, function in ({"fast": lambda: fast.softmax(x)} | peers(t, case)).items():
+    for name, function in functions.items():
         ours = name == "fast"
-        times = {"graph": attempt(lambda: graph_times(lambda: fast.softmax(x, out=y)) if ours else torch_graph_times(function), case),
-                 "plain": attempt(lambda: plain_times(function), case)}
-        found += [described(case, f"{name}_{how}", not ours, us) for how, us in times.items() if us is not None]
-    return found
+        us = attempt(lambda: graph_times(lambda: fast.softmax(x, out=y)) if ours else torch_graph_times(function), case)
+        found += [] if us is None else [described(case, f"{name}_graph", not ours, us)]
+    return found + [described(case, f"{name}_plain", name != "fast", us) for name, us in plain_times(functions).items()]
 
 
 def graph_times(function: Callable, calls: int = 20, repeats: int = 15) -> np.ndarray:
@@ -213,16 +213,24 @@ def torch_graph_times(function: Callable, calls: int = 20, repeats: int = 15) ->
     return _replay_times(graph.replay, cp.cuda.Stream.null, calls, repeats)
 
 
-def plain_times(function: Callable, calls: int = 100, repeats: int = 15) -> np.ndarray:
-    """Microseconds a call of calls launched one after the other: the host's time where it is longer than the GPU's."""
-    def several():
+def plain_times(functions: dict[str, Callable], calls: int = 100, repeats: int = 25) -> dict[str, np.ndarray]:
+    """Microseconds a call of calls launched one after the other: the host's time where it is longer than the GPU's.
+
+    The functions in turn, because the host's speed changes from one moment to the next.
+    """
+    def several(function):
         for _ in range(calls):
             function()
-    return _replay_times(several, cp.cuda.Stream.null, calls, repeats)
+
+    found = {name: [] for name in functions}
+    for _ in range(repeats):
+        for name, function in functions.items():
+            found[name] += list(_replay_times(lambda function=function: several(function), cp.cuda.Stream.null, calls, 1, warmup=1))
+    return {name: np.array(us) for name, us in found.items()}
 
 
-def _replay_times(replay: Callable, stream, calls: int, repeats: int) -> np.ndarray:
-    for _ in range(3):
+def _replay_times(replay: Callable, stream, calls: int, repeats: int, warmup: int = 3) -> np.ndarray:
+    for _ in range(warmup):
         replay()
     events = [(cp.cuda.Event(), cp.cuda.Event()) for _ in range(repeats)]
     for start, end in events:
