@@ -66,7 +66,7 @@ def _short(M: int, N: int, k: int, types, width: int, aligned: bool) -> Plan | N
     for lanes, most in ((8, few), (16, few), (32, 128 // width)):
         loads = -(-reach // (lanes * width))
         if k <= lanes and loads <= most:
-            blocks = min(12, 512 // (4 * loads + 28))  # what 65,536 registers hold: 4 a load and 28 more for each of 128 threads
+            blocks = min(12, 512 // (4 * loads + 34))  # what 65,536 registers hold: 4 a load and 34 more for each of 128 threads
             options = (*types, f"-DK={k}", f"-DLOADS={loads}", f"-DGROUP={lanes}", f"-DBLOCKS={blocks}")
             return Plan("short_rows.cu", options, (-(-M * lanes // SHORT_THREADS),), (SHORT_THREADS,))
     return None

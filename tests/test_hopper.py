@@ -25,7 +25,8 @@ each_step = pytest.mark.parametrize("step", STEPS)
 GROUPS = (1, 4)                                 # heads of q for one of k
 TUNINGS = [(64, Tuning(192, 2, 3, False, True, True)), (64, Tuning(80, 3, 2, True, True, True)),
            (64, Tuning(64, 4, 4, True, True, True, 2)), (64, Tuning(176, 3, 2)), (64, Tuning(192, 3, 2, True, by_fma=1)),
-           (128, Tuning(160, 2, 2, True, True, True)), (128, Tuning(96, 2, 3, False, True)), (128, Tuning(96, 3, 2)), (128, Tuning(64, 3, 4, True))]
+           (128, Tuning(160, 2, 2, True, True, True)), (128, Tuning(96, 2, 3, False, True)),
+           (128, Tuning(96, 3, 2)), (128, Tuning(64, 3, 4, True))]
 
 
 def cases():
