@@ -91,8 +91,9 @@ STEPS: dict[str, Step] = {
     "hopper_turns": Step(*_RING, "Consumers take turns", "while one multiplies, the others compute exponentials",
                          _by_dimension(_OVER_64, _OVER_128)),
     "hopper_persistent": Step(*_PERSISTENT, "Persistent blocks", "a multiprocessor goes from one item of work to the next",
-                              _each_mask(64, Tuning(64, 4, 6, True, True, True, 1), Tuning(192, 3, 2, True, by_fma=1))
-                              | {(128, False): (Tuning(128, 2, 2, True, True, True),) * 2, (128, True): (_OVER_128,) * 2}),
+                              _each_mask(64, Tuning(64, 4, 6, True, True, True, 1), Tuning(192, 3, 3, True, by_fma=1))
+                              | {(128, causal): (few, Tuning(80, 3, 3, True, True, True))
+                                 for causal, few in ((False, Tuning(128, 2, 2, True, True, True)), (True, _OVER_128))}),
 }
 BEST = "hopper_persistent"
 

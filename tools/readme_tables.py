@@ -79,17 +79,32 @@ def tensor_cores() -> str:
     return "\n".join([*lines, "", _sentence(rows)])
 
 
+def hopper() -> str:
+    """TFLOP/s of the last step on a Hopper GPU beside its peers, in all cases."""
+    rows = record("hopper")
+    cases = list(dict.fromkeys(tuple(r["shape"]) for r in rows.rows))
+    lines = ["| bfloat16, B·S = 16,384, 16 heads, TFLOP/s full / causal | "
+             + " | ".join(f"D = {D}, S = {S:,}" for _, _, S, _, D, causal in cases if not causal) + " |"]
+    lines.append("|---" * (len(cases) // 2 + 1) + "|")
+    for name, title in (("hopper_persistent", "**this course**"), ("fa4", "FlashAttention-4"), ("sdpa_cudnn", PEERS["sdpa_cudnn"]),
+                        ("sdpa_flash", PEERS["sdpa_flash"])):
+        tflops = {tuple(r["shape"]): r["tflops"] for r in rows.rows if r["name"] == name and r["us"]}
+        both = [[f"{tflops[*case[:5], causal]:.0f}" for causal in (False, True)] for case in cases if not case[5]]
+        lines.append(f"| {title} | " + " | ".join(" / ".join(pair) for pair in both) + " |")
+    return "\n".join([*lines, "", _sentence(rows)])
+
+
 def topk() -> str:
     """Time of the fused top-k beside torch's two calls and a kernel that only reads the logits."""
     rows = record("topk")
     shapes = [(4000, 25_000, 5), (4000, 25_000, 32), (512, 128_256, 8), (8192, 4096, 8), (65_536, 256, 8), (1, 128_256, 8)]
-    lines = ["| float32, µs | " + " | ".join(f"{M:,} × {N:,}, k = {k}" for M, N, k in shapes) + " |", "|---" * (len(shapes) + 1) + "|"]
-    for name, title in (("read", "reading the logits once"), ("softmax_topk", "softmax and top-k in one pass"),
-                        ("quack", "QuACK, normalised over the k only"), ("softmax;topk", "`torch.topk(torch.softmax(x))`")):
-        us = {tuple(r["shape"]): r["us"] for r in rows.rows if (r["name"], r["dtype"], r["part"]) == (name, "float32", "cases")}
-        cells = [f"{us[shape]:,.1f}" if shape in us else "–" for shape in shapes]
-        if us:
-            lines.append(f"| {title} | " + " | ".join(cells) + " |")
+    lines = ["| µs | " + " | ".join(f"{M:,} × {N:,}, k = {k}" for M, N, k in shapes) + " |", "|---" * (len(shapes) + 1) + "|"]
+    for dtype in ("float32", "bfloat16"):
+        for name, title in (("read", "reading the logits once"), ("softmax_topk", "**softmax and top-k in one pass**"),
+                            ("quack", "QuACK, normalised over the k only"), ("softmax;topk", "`torch.topk(torch.softmax(x))`")):
+            us = {tuple(r["shape"]): r["us"] for r in rows.rows if (r["name"], r["dtype"], r["part"]) == (name, dtype, "cases")}
+            cells = [f"{us[shape]:,.1f}" if shape in us else "–" for shape in shapes]
+            lines.append(f"| {dtype}: {title} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, "", _sentence(rows)])
 
 
@@ -108,7 +123,7 @@ def _title(name: str) -> str:
 
 def updated(text: str) -> str:
     """The README with every marked table made anew."""
-    for table in (softmax, tensor_cores, topk, ladders, attention):
+    for table in (softmax, tensor_cores, hopper, topk, ladders, attention):
         name = table.__name__
         text = re.sub(rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)", lambda m, t=table: m[1] + t() + m[2], text, flags=re.S)
     return text
