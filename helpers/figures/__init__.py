@@ -5,7 +5,7 @@ from importlib import import_module
 from . import style
 
 __all__ = ["style", "overflow", "online", "merging", "attention", "kernels", "ladders",
-           "choosing", "fastest", "tiled", "tensor_cores", "topk", "backward", "low_precision", "decode", "many_gpus"]
+           "choosing", "fastest", "tiled", "tensor_cores", "topk", "backward", "low_precision", "decode", "many_gpus", "hopper"]
 
 
 def __getattr__(name: str):

@@ -244,6 +244,123 @@ def _kernel(w: fast.Way) -> str:
     return f"{w.kernel} ×{w.cluster}" if w.cluster > 1 else w.kernel
 
 
+# ------------------------------------------------------------------------------------------------ each kernel alone
+
+
+def alone_at(record, name: str, dtype: str) -> dict[int, float]:
+    """{N: TB/s} of one kernel by itself on 2^27 elements, for the lengths at which it was measured."""
+    return {N: tbs for N in lengths(record, dtype) if (tbs := speed(record, f"family_{name}", N, dtype))}
+
+
+def choices(record, dtype: str) -> dict[int, str]:
+    """{N: the kernel that the dispatcher took} for 2^27 elements in aligned rows."""
+    return {r["shape"][1]: r["kernel"] for r in record.rows if r["name"] == "fast" and r["dtype"] == dtype and not r.get("offset")}
+
+
+def room(kernel: str, dtype: str) -> int:
+    """The longest row for which the table has a line of this kernel; in one block, but for clusters."""
+    return max(w.max_n for w in fast.WAYS[dtype] if w.kernel == kernel and (w.cluster > 1) == (kernel == "cluster"))
+
+
+def alone(record, dtypes=("float32", "bfloat16")) -> None:
+    """Effective bandwidth of each kernel by itself against N; below, what the table takes; dotted, the longest row it gives to a kernel."""
+    fig, axes = new_figure(9.8, 4.4, cols=len(dtypes), sharey=True, squeeze=False)
+    told = []
+    for ax, dtype in zip(axes[0], dtypes, strict=True):
+        at, took = lengths(record, dtype), choices(record, dtype)
+        _curve(ax, record, "copy", dtype, at, color=BLACK, linestyle="--", linewidth=1.2, label="a copy")
+        for name, (color, marker) in FAMILIES.items():
+            if points := alone_at(record, name, dtype):
+                ax.plot(list(points), list(points.values()), color=color, marker=marker, label=name)
+                told.append(f"{DTYPES[dtype]}, {name}: " + ", ".join(f"{tbs:.2f} at {N:,}" for N, tbs in points.items()))
+            if name in ("block", "shared", "cluster"):
+                ax.axvline(room(name, dtype), color=color, linestyle=":", linewidth=1.6)
+                told.append(f"{name} gets rows of at most {room(name, dtype):,}")
+        for N in at:
+            color, marker = FAMILIES[took[N]]
+            ax.plot(N, 0.25, marker, color=color, markersize=9)
+        ax.text(at[0], 0.5, "what the table takes:", fontsize=9)
+        _over_lengths(ax, at, DTYPES[dtype])
+        ax.set_xlim(at[0] / 1.5, 2**19.6)
+    axes[0, 0].set_ylabel("effective bandwidth, TB/s")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    fig.legend(handles, labels, loc="outside lower center", ncols=6, fontsize=9)
+    fig.suptitle(f"Each kernel alone; dotted: the longest row it gets ({_said(record)})", fontsize=11, x=0.01, ha="left")
+    show(fig, alt=f"Effective bandwidth in TB/s of each kernel alone over the number of columns. {'; '.join(told)}.")
+
+
+def winners(record, dtype: str = "float32", level: float = 0.99) -> None:
+    """TB/s of each kernel by itself at every N: bold if level with the fastest, to within 1 %; a dot marks the table's choice."""
+    at, took = lengths(record, dtype), choices(record, dtype)
+    speeds = {name: alone_at(record, name, dtype) for name in FAMILIES}
+    best = {N: max(of.get(N, 0) for of in speeds.values()) for N in at}
+    rows = []
+    for name, of in speeds.items():
+        cells = ["–" if N not in of else f"**{of[N]:.2f}**" if of[N] >= level * best[N] else f"{of[N]:.2f}" for N in at]
+        rows.append([name, *(f"• {cell}" if took[N] == name else cell for N, cell in zip(at, cells, strict=True))])
+    rows.append(["a copy", *(f"{speed(record, 'copy', N, dtype):.2f}" for N in at)])
+    table([f"{DTYPES[dtype]}, TB/s", *(f"{N:,}" if N < 1024 else f"{N // 1024}K" for N in at)], rows)
+
+
+def borders(record, dtypes=("float32", "bfloat16")) -> None:
+    """Where the table changes its kernel for 2^27 elements: both kernels at the last length before and at the first one after."""
+    rows = []
+    for dtype in dtypes:
+        took = choices(record, dtype)
+        for n0, n1 in pairwise(lengths(record, dtype)):
+            before, after = took[n0], took[n1]
+            if before != after:
+                old, new = (alone_at(record, name, dtype) for name in (before, after))
+                gain = f"{new[n1] / old[n1]:.2f}×" if n1 in old else "no room before"
+                cells = [cell for N in (n0, n1) for cell in (f"{N:,}", _beside(old, new, N))]
+                rows.append([f"{DTYPES[dtype]}: {before} to {after}", *cells, gain])
+    table(["", "last N before", "TB/s, old and new", "first N after", "TB/s, old and new", "the change brings"], rows)
+
+
+def _beside(old: dict[int, float], new: dict[int, float], N: int) -> str:
+    return ", ".join(f"{of[N]:.2f}" if N in of else "–" for of in (old, new))
+
+
+def alone_few(record, M: int = 4, dtype: str = "float32") -> None:
+    """Microseconds in a CUDA graph for M rows: each kernel by itself, the dispatcher's choice timed once more, and torch."""
+    rows = {name: {r["shape"][1]: r for r in record.rows
+                   if r["name"] == f"family_{name}_graph" and r["shape"][0] == M and r["dtype"] == dtype} for name in FAMILIES}
+    at = sorted(rows["cluster"])
+    lines = []
+    for name, of in rows.items():
+        if of:
+            cells = ["–" if N not in of else f"{of[N]['us']:.2f}" + (f" ({of[N]['cluster']})" if name == "cluster" else "") for N in at]
+            lines.append([f"`{name}`" + " (blocks a row)" * (name == "cluster"), *cells])
+    ratios = [rows["block"][N]["us"] / rows["cluster"][N]["us"] if N in rows["block"] else 0 for N in at]
+    lines.append(["**block / cluster**", *(f"**{ratio:.1f}×**" if ratio else "–" for ratio in ratios)])
+    for name, label in (("fast", "`softmax(x)`, which takes …"), ("torch", "`torch.softmax`")):
+        times = (time(record, name, "graph", M, N, dtype) for N in at)
+        lines.append([label, *(f"{us:.2f}" if us else "–" for us in times)])
+        if name == "fast":
+            lines.append(["…", *(fast.way(M, N, dtype, 16).kernel for N in at)])
+    table([f"{M} rows, {DTYPES[dtype]}, µs", *(f"N = {N:,}" for N in at)], lines)
+
+
+def calls(record, names=("fast", "torch")) -> list[list[str]]:
+    """Calls launched one by one, where the GPU's own time is below three quarters of the host's: dtype, cases, µs of either, their ratio.
+
+    There the time of a call is the host's.  Cells: dtype, number of cases, median µs of the first and the second, ratio: least to most.
+    """
+    rows = []
+    for dtype, label in DTYPES.items():
+        cases = [r["shape"] for r in record.rows if r["name"] == f"{names[0]}_plain" and r["dtype"] == dtype]
+        found = []
+        for M, N in cases:
+            graph, plain = ([time(record, name, how, M, N, dtype) for name in names] for how in ("graph", "plain"))
+            if all(graph) and all(plain) and all(g < 0.75 * p for g, p in zip(graph, plain, strict=True)):
+                found.append(plain)
+        if found:
+            ours, theirs = np.array(found).T
+            rows.append([label, str(len(found)), f"{np.median(ours):.1f}", f"{np.median(theirs):.1f}",
+                         f"{(ours / theirs).min():.2f} to {(ours / theirs).max():.2f}"])
+    return rows
+
+
 # ---------------------------------------------------------------------------------------------- what was measured
 
 
@@ -264,7 +381,7 @@ def _over_lengths(ax, at, title) -> None:
 def taken(record, dtype: str = "float32") -> None:
     """Effective bandwidth of the dispatcher against N, each length marked with the kernel that the table took."""
     at = lengths(record, dtype)
-    took = {r["shape"][1]: r["kernel"] for r in record.rows if r["name"] == "fast" and r["dtype"] == dtype}
+    took = choices(record, dtype)
     fig, ax = new_figure(8.8, 3.6)
     told = [_curve(ax, record, "copy", dtype, at, color=BLACK, linestyle="--", linewidth=1.2, label="a copy"),
             _curve(ax, record, "fast", dtype, at, color="#BBBBBB", linewidth=6, label="softmax(x), which takes …")]

@@ -228,3 +228,14 @@ def remaining(record) -> list[list[str]]:
             if ours / copy < goal(N) or ours / best < 0.99:
                 rows.append([f"{label}, N = {N:,}", f"{ours / copy:.3f}", f"{goal(N):.2f}", choosing.PEERS[peer], f"{ours / best:.3f}"])
     return rows
+
+
+def one_place(record, dtypes=("float16", "bfloat16"), least: int = 4096) -> None:
+    """Share of a copy: softmax(x) with a new y a call, y in place of x, and the same launch alone into one y; N from `least` on."""
+    rows = []
+    for dtype in dtypes:
+        took = choosing.choices(record, dtype)
+        for N in (N for N in choosing.lengths(record, dtype) if N >= least):
+            copy, *speeds = (choosing.speed(record, name, N, dtype) for name in ("copy", "fast", "fast_in_place", f"family_{took[N]}"))
+            rows.append([f"{DTYPES[dtype]}, N = {N:,}", *(f"{tbs / copy:.3f}" for tbs in speeds), f"{speeds[2] / speeds[0]:.3f}"])
+    table(["share of a copy", "softmax(x), a new y", "y in place of x", "alone, one y", "one y / new y"], rows)

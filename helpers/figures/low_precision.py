@@ -119,7 +119,20 @@ def half_the_time(record, names, dtype: str = "bfloat16") -> None:
 
 def speedups(record, name: str, dtype: str = "bfloat16") -> dict[int, float]:
     """{N: time in fp32 / time in `dtype`} of one name in the record of topic softmax, for powers of two at aligned rows."""
-    us = {(r["dtype"], r["shape"][1]): r["us"] for r in record.rows
-          if r["name"] == name and r.get("offset", 0) == 0 and r["shape"][1].bit_count() == 1}
-    lengths = sorted(N for kind, N in us if kind == dtype and ("float32", N) in us)
-    return {N: us["float32", N] / us[dtype, N] for N in lengths}
+    wide, narrow = (_times(record, name, kind) for kind in ("float32", dtype))
+    return {N: wide[N] / narrow[N] for N in sorted(narrow) if N in wide}
+
+
+def furthest_from_a_copy(record, names: int = 3) -> None:
+    """Print the lengths at which the course's softmax of 16-bit rows is furthest below a copy of the same rows, and how far."""
+    for dtype, label in (("float16", "fp16"), ("bfloat16", "bf16")):
+        copy, ours = (_times(record, name, dtype) for name in ("copy", "fast"))
+        shares = {N: copy[N] / ours[N] for N in ours}
+        worst = sorted(shares, key=shares.get)[:names]
+        print(f"{label}, furthest from a copy: " + ", ".join(f"{shares[N]:.2f} of its speed at N = {N:,}" for N in worst))
+
+
+def _times(record, name: str, dtype: str) -> dict[int, float]:
+    """{N: microseconds} of one name in the record of topic softmax, for powers of two at aligned rows."""
+    return {r["shape"][1]: r["us"] for r in record.rows if r["name"] == name and r["dtype"] == dtype and r.get("offset", 0) == 0
+            and r["shape"][1].bit_count() == 1}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import matplotlib
 import numpy as np
 
-from helpers.figures.style import BLACK, BLUE, CYCLE, GREEN, GREY, MARKERS, ORANGE, SKY, VERMILLION, YELLOW, new_figure, show
+from helpers.figures.style import BLACK, BLUE, CYCLE, GREEN, GREY, MARKERS, ORANGE, SKY, VERMILLION, YELLOW, new_figure, show, table
 
 LABELS = {  # name in the record -> what the plots call it
     "safe_separate": "safe softmax, then top-k",
@@ -110,19 +110,16 @@ def traffic(passes) -> None:
 def temperature(p, columns) -> None:
     """Probabilities of the same few columns at several temperatures: `p` maps T to an array of probabilities."""
     fig, ax = new_figure(8.8, 3.3)
-    width = 0.8 / len(p)
-    hatches = ("", "//", "..", "xx")
-    for i, (T, values) in enumerate(p.items()):
-        x = np.arange(len(columns)) + (i - (len(p) - 1) / 2) * width
-        ax.bar(x, values, width, color=(BLUE, ORANGE, GREEN, SKY)[i % 4], hatch=hatches[i % 4], edgecolor="white",
-               label=f"T = {T:g}: these {len(columns)} hold {np.sum(values):.0%}")
+    for (T, values), color, marker in zip(p.items(), CYCLE, MARKERS, strict=False):
+        ax.plot(range(len(columns)), values, marker=marker, color=color, label=f"T = {T:g}: these {len(columns)} hold {np.sum(values):.0%}")
     ax.set_xticks(range(len(columns)), [f"{c:,}" for c in columns])
-    ax.grid(axis="x", visible=False)
-    ax.set(xlabel="token (column of the row)", ylabel="probability", title="The order never changes, the shares do")
-    ax.legend(fontsize=9)
-    told = "; ".join(f"T = {T:g}: {', '.join(f'{v:.3f}' for v in values)}" for T, values in p.items())
-    show(fig, alt=f"Bars of the {len(columns)} most probable tokens at {len(p)} temperatures. {told}. A low temperature moves the "
-                  "probability to the first token, a high one spreads it.")
+    ax.set_yscale("log")
+    ax.set(xlabel="token (column of the row)", ylabel="probability, logarithmic", ylim=(None, 3 * ax.get_ylim()[1]),
+           title="The order never changes, the shares do")
+    ax.legend(fontsize=9, ncols=len(p), loc="upper right")
+    told = "; ".join(f"T = {T:g}: {', '.join(f'{v:.2g}' for v in values)}" for T, values in p.items())
+    show(fig, alt=f"Probabilities of the {len(columns)} most probable tokens on a logarithmic axis, at {len(p)} temperatures. {told}. A "
+                  "low temperature moves the probability to the first token, a high one spreads it over the whole row.")
 
 
 # ------------------------------------------------------------------------------------------------ measured
@@ -174,7 +171,7 @@ def against_reading(record, shapes, dtype: str = "float32") -> None:
     ax.minorticks_off()
     ax.set_yticks(range(len(shapes)), [f"{M:,} × {N:,}\nk = {k}" for M, N, k in shapes])
     ax.grid(axis="y", visible=False)
-    ax.set(xlim=(0.8, 160), ylim=(len(shapes) - 0.4, -0.6), xlabel="time, as a multiple of only reading the logits once",
+    ax.set(xlim=(0.8, 110), ylim=(len(shapes) - 0.4, -0.6), xlabel="time, as a multiple of only reading the logits once",
            title=f"Recorded on one {record.run['device']}, {record.run['date']}; {dtype} logits")
     handles = {label: h for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     ax.legend(handles.values(), handles.keys(), loc="upper center", bbox_to_anchor=(0.42, -0.13), ncols=2, fontsize=9)
@@ -182,3 +179,14 @@ def against_reading(record, shapes, dtype: str = "float32") -> None:
         f"{LABELS[n]} {rows[n, (M, N, k)]['us'] / rows['read', (M, N, k)]['us']:.1f}" for n in names if (n, (M, N, k)) in rows)
         for M, N, k in shapes)
     show(fig, alt=f"Horizontal bars on a logarithmic axis, times as multiples of reading the logits once. {ratios}.")
+
+
+def trials(record, names: dict[str, str], shape=(65_536, 256, 8), dtype: str = "bfloat16") -> None:
+    """Time and counters of some variants as a table: `names` maps what the record calls them to what the table does."""
+    rows = []
+    for name, what in names.items():
+        r = record.find(name=name, shape=shape, dtype=dtype)
+        counters = [f"{r['instructions_millions']:.2f}", f"{r['issue_active_percent']:.0f} %"] if "registers" in r else ["–", "–"]
+        rows.append([what, f"{r['us']:.1f}", *counters])
+    title = f"{dtype}, {shape[0]:,} × {shape[1]:,}, k = {shape[2]}"
+    table([title, "µs", "instructions, millions", "cycles that issue one"], rows)
