@@ -30,8 +30,7 @@ class Way:
     `kernel` names a file of cuda_snippets/fast/.  `vectors` is how many pieces of 16 bytes a thread may hold, `threads` the size
     of a block (0: as many as the row needs), `cluster` the blocks a row is spread over.  `ahead`: so many KB before a block's row
     the L2 cache is asked for another.  `registers` that a thread may use, so that more blocks share a multiprocessor (0: what the
-    compiler likes; in a cluster, and there always if rows are not aligned, 32 more than what holds the row).  `stages`: so many
-    shares of rows are under way in shared memory.
+    compiler likes; in a cluster, and there always if rows are not aligned, 32 more than what holds the row).
     """
 
     max_n: int
@@ -42,7 +41,6 @@ class Way:
     cluster: int = 1
     ahead: int = 0
     registers: int = 0
-    stages: int = 0
 
 
 NEAR, FAR = 132 * 32, 132 * 64                       # KB ahead: 32 or 64 for each multiprocessor
@@ -137,10 +135,10 @@ def largest_cluster() -> int:
     return 16 if capability in (90, 100, 103) else 8 if capability >= 90 else 1
 
 
-def way(M: int, N: int, dtype: str, clusters: int | None = None, aligned: bool = True) -> Way:
+def way(M: int, N: int, dtype: str, clusters: int | None = None) -> Way:
     """The line of the table for M rows of N elements; `clusters`: the largest cluster of the GPU (default: this device)."""
     clusters = largest_cluster() if clusters is None else clusters
-    return next(w for w in WAYS[dtype] if N <= w.max_n and M >= w.min_rows and w.cluster <= clusters and (aligned or w.kernel != "stream"))
+    return next(w for w in WAYS[dtype] if N <= w.max_n and M >= w.min_rows and w.cluster <= clusters)
 
 
 def plan(w: Way, M: int, N: int, dtype: str, aligned: bool, log: bool = False) -> Plan:
@@ -186,11 +184,6 @@ def _block(w, M, pieces, least):
     return macros | ({"CLUSTER": w.cluster} if w.cluster > 1 else {}), M * w.cluster, threads, 0, 0
 
 
-def _stream(w, M, pieces, least):
-    macros, grid, threads, _, _ = _block(w, M, pieces, least)
-    return macros | {"STAGES": w.stages}, grid, threads, 16 * w.stages * _ceil_div(pieces, w.cluster), 0
-
-
 def _shared(w, M, pieces, least):
     macros = {"THREADS": w.threads} | ({"CLUSTER": w.cluster} if w.cluster > 1 else {})
     return macros, M * w.cluster, w.threads, 16 * w.threads * _ceil_div(pieces, w.cluster * w.threads), 0
@@ -201,7 +194,7 @@ def _split(w, M, pieces, least):
     return {"THREADS": w.threads, "VECTORS": w.vectors}, M * parts, w.threads, 0, parts
 
 
-_LAUNCH: dict[str, Callable] = {"warp": _warp, "block": _block, "cluster": _block, "stream": _stream, "shared": _shared, "split": _split}
+_LAUNCH: dict[str, Callable] = {"warp": _warp, "block": _block, "cluster": _block, "shared": _shared, "split": _split}
 
 
 # ------------------------------------------------------------------------------------------------------- the call
@@ -280,38 +273,14 @@ def _planned(x, out, log: bool) -> Callable:
     if M == 0 or N == 0:
         return lambda x, out: None
     aligned = x.data.ptr % 16 == out.data.ptr % 16 == N * x.itemsize % 16 == 0
-    return launcher(plan(way(M, N, name, aligned=aligned), M, N, name, aligned, log), M, N, x.itemsize)
+    return launcher(plan(way(M, N, name), M, N, name, aligned, log), M, N, x.itemsize)
 
 
 def launcher(p: Plan, M: int, N: int, itemsize: int) -> Callable:
     """A function of (x, out), M rows of N elements each, that launches `p` on the present device and stream; for one thread."""
     if p.kernel == "split":
         return _split_launcher(p, M, N, itemsize)
-    k = p.compiled()[0]
-    grid = min(p.grid, blocks_at_once(k, p)) if p.kernel == "stream" else p.grid
-    return _ready(k, grid, p.threads, p.shared_mem, 2, M, N)
-
-
-class _LaunchAttribute(ctypes.Structure):
-    _fields_ = [("id", ctypes.c_int), ("cluster", ctypes.c_uint * 17)]                         # 4: the cluster's size; the rest is unused
-
-
-class _LaunchConfig(ctypes.Structure):
-    _fields_ = [("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared_mem", ctypes.c_uint), ("stream", ctypes.c_void_p),
-                ("attributes", ctypes.POINTER(_LaunchAttribute)), ("count", ctypes.c_uint)]
-
-
-def blocks_at_once(k, p: Plan) -> int:
-    """Blocks of clusters that the GPU runs at the same time; CuPy does not ask the driver for it, hence ctypes."""
-    cluster = next(int(m.split("=")[1]) for m in p.macros if m.startswith("-DCLUSTER="))
-    size = _LaunchAttribute(4, (0, cluster, 1, 1))                                               # 4 bytes pad the number before the value
-    config = _LaunchConfig((p.grid, 1, 1), (p.threads, 1, 1), p.shared_mem, None, ctypes.pointer(size), 1)
-    clusters = ctypes.c_int()
-    ask = ctypes.CDLL("libcuda.so.1").cuOccupancyMaxActiveClusters
-    error = ask(ctypes.byref(clusters), ctypes.c_void_p(k.kernel.ptr), ctypes.byref(config))
-    if error or clusters.value == 0:
-        raise RuntimeError(f"no cluster of {cluster} blocks of {p.threads} threads and {p.shared_mem:,} bytes runs here (error {error})")
-    return clusters.value * cluster
+    return _ready(p.compiled()[0], p.grid, p.threads, p.shared_mem, 2, M, N)
 
 
 def _split_launcher(p: Plan, M: int, N: int, itemsize: int) -> Callable:

@@ -51,8 +51,8 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Step:
-    """A rung of the ladder: file, entry point, title, what is new, and its tunings for (D, causal): the one for few keys, the one for more
-    than MANY_KEYS."""
+    """A rung of the ladder: file, entry point, title, what is new, and its tunings for (D, causal): the one up to MANY_KEYS keys, and the
+    one for more."""
 
     file: str
     entry: str
@@ -61,8 +61,13 @@ class Step:
     tunings: dict[tuple[int, bool], tuple[Tuning, Tuning]]
 
     def tuning(self, D: int, causal: bool, Sk: int) -> Tuning:
-        """The one for this head dimension, mask and number of keys."""
-        return self.tunings[D, bool(causal)][Sk > MANY_KEYS]
+        """The one for this head dimension, mask and number of keys.
+
+        Up to FEW_KEYS none is lazy: most tiles would ask for another origin anyway, and with the maximum the largest P of a row is 1, which
+        the rounding to 16 bits leaves as it is.
+        """
+        chosen = self.tunings[D, bool(causal)][Sk > MANY_KEYS]
+        return chosen if Sk > FEW_KEYS else replace(chosen, lazy=False, by_fma=0)
 
 
 def _each_mask(D: int, few: Tuning, many: Tuning) -> dict[tuple[int, bool], tuple[Tuning, Tuning]]:
@@ -73,7 +78,7 @@ def _by_dimension(d64: Tuning, d128: Tuning) -> dict[tuple[int, bool], tuple[Tun
     return _each_mask(64, d64, d64) | _each_mask(128, d128, d128)
 
 
-MANY_KEYS = 8192
+FEW_KEYS, MANY_KEYS = 512, 8192
 _RING, _PERSISTENT = ("attention/hopper/ring.cu", "hopper_ring"), ("attention/hopper/persistent.cu", "hopper_persistent")
 _LAZY_64, _LAZY_128 = Tuning(64, 4, 4, lazy=True), Tuning(64, 3, 4, lazy=True)
 _OVER_64, _OVER_128 = replace(_LAZY_64, overlap=True, turns=True), replace(_LAZY_128, overlap=True, turns=True)

@@ -62,8 +62,7 @@ def run(way: Way, x: np.ndarray, *, log: bool = False, offset: int = 0, y_offset
         kernels[0]((p.grid,), (p.threads,), (data, states, np.int32(p.parts), n))
         kernels[1]((p.grid,), (p.threads,), (data, out, states, np.int32(p.parts), n))
     else:
-        grid = min(p.grid, 3 * way.cluster) if p.kernel == "stream" else p.grid        # three clusters that stay
-        kernels[0]((grid,), (p.threads,), (data, out, np.int32(M), n), shared_mem=p.shared_mem)
+        kernels[0]((p.grid,), (p.threads,), (data, out, np.int32(M), n), shared_mem=p.shared_mem)
     y = cp.asnumpy(flat_y)
     assert np.isnan(y[:y_offset].astype(np.float32)).all() and np.isnan(y[y_offset + M * N:].astype(np.float32)).all(), "wrote outside y"
     return y[y_offset:y_offset + M * N].reshape(M, N)
@@ -137,20 +136,6 @@ def test_long_rows_on_clusters(dtype, N):
         rows = special_rows(N, DTYPES[dtype])
         x[: M // 2] = rows[np.arange(M // 2) % len(rows)]
         assert right(cp.asnumpy(fast.softmax(cp.asarray(x))), x), M
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not (on_gpu and fast.largest_cluster() == 16), reason="needs a GPU with clusters of 16 blocks")
-@every_dtype
-@pytest.mark.parametrize("N, stages, registers", [(65_536, 3, 64), (131_072, 2, 64), (100_000, 4, 40), (131_072, 3, 0)])
-def test_clusters_that_stay(dtype, N, stages, registers):
-    way = Way(MAX_N, "stream", cluster=16, vectors=4 if dtype != "float32" else 8, stages=stages, registers=registers)
-    for M in (1, 40, 301):
-        x = (5 * rng(N, M).normal(size=(M, N))).astype(DTYPES[dtype])
-        rows = special_rows(N, DTYPES[dtype])
-        x[: M // 2] = rows[np.arange(M // 2) % len(rows)]
-        for log in (False, True):
-            assert right(run(way, x, log=log), x, log), M
 
 
 @every_dtype

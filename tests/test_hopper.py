@@ -16,7 +16,7 @@ from test_nvrtc import compile_for, spills
 
 from helpers import hopper, reference, snippets
 from helpers.device import cp, on_gpu
-from helpers.hopper import BEST, KEYS, STEPS, Tuning
+from helpers.hopper import BEST, FEW_KEYS, KEYS, STEPS, Tuning
 
 NAN, INF = np.nan, np.inf
 IS_HOPPER = on_gpu and str(cp.cuda.Device().compute_capability) == "90"
@@ -50,7 +50,11 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def run(folder, monkeypatch):
-    """A call with NumPy arrays, on the GPU with memory that held NaN; (o, lse) as NumPy arrays, and nothing checked."""
+    """A call with NumPy arrays, on the GPU with memory that held NaN; (o, lse) as NumPy arrays, and nothing checked.
+
+    Lazy steps are so for short sequences too, but not in test_shapes.
+    """
+    monkeypatch.setattr(hopper, "FEW_KEYS", 0)
     if not IS_HOPPER:
         return lambda step, q, k, v, **how: hopper_emulator.run(folder, q, k, v, step, **how)
     empty = cp.empty
@@ -82,7 +86,8 @@ def assert_right(o, lse, q, k, v, **how):
 
 
 @pytest.mark.parametrize("step, dtype, D, group, Sq, Sk, causal", list(cases()))
-def test_shapes(run, step, dtype, D, group, Sq, Sk, causal):
+def test_shapes(run, monkeypatch, step, dtype, D, group, Sq, Sk, causal):
+    monkeypatch.setattr(hopper, "FEW_KEYS", FEW_KEYS)
     inputs = qkv(dtype, Sq, Sk, D, Hq=group, Hkv=1)
     assert_right(*run(step, *inputs, causal=causal), *inputs, causal=causal)
 
@@ -338,7 +343,8 @@ def test_a_wrapper_names_each_result_once(n, a_in_registers):
     assert max(map(len, text.splitlines())) <= 140
 
 
-COMPILED = sorted({(step, D, tuning) for step, chosen in STEPS.items() for (D, _), both in chosen.tunings.items() for tuning in both}
+COMPILED = sorted({(step, D, tuning) for step, chosen in STEPS.items() for D, causal in chosen.tunings
+                   for tuning in (chosen.tuning(D, causal, Sk) for Sk in (FEW_KEYS, 4096, 16_384))}
                   | {(BEST, D, tuning) for D, tuning in TUNINGS}, key=str)
 
 

@@ -14,7 +14,6 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -42,12 +41,6 @@ def candidates(N: int, dtype: str) -> Iterator[Way]:
             yield way
             if width == 8 and vectors in (2, 8):                        # a block more: 32 and 80 registers a thread
                 yield replace(way, registers=8 * vectors + 16)
-        for vectors, stages in product((2, 4, 8), (2, 3, 4, 6)) if cluster >= 4 and N >= 65_536 else ():
-            threads = 32 * -(-share // (32 * vectors))
-            registers = vectors * width + (24 if vectors * width == 16 else 32)
-            blocks = max(1, 32 * fast._warps_that_fit(registers) // max(threads, 1))
-            if 64 <= threads <= 1024 and vectors * width <= 64 and 16 * share * stages * blocks <= 220_000:
-                yield Way(N, "stream", vectors=vectors, cluster=cluster, registers=registers, stages=stages)
         if 512 <= share and 16 * share <= MAX_SHARED - 8192:
             yield from (Way(N, "shared", cluster=cluster, threads=threads) for threads in (128, 256, 512, 1024) if share <= 32 * threads)
 

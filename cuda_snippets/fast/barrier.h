@@ -9,19 +9,15 @@ struct ByteBarrier {
     unsigned long long bits;
 
     // By one thread, before a barrier of the cluster.
-    __device__ void init() {
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" :: "r"(shared_address(this)) : "memory");
+    __device__ void init(int bytes) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;\n\t"
+                     "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(this)), "r"(bytes) : "memory");
     }
-    // By one thread: so many bytes come before the next is let through.
-    __device__ void expect(int bytes) {
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(this)), "r"(bytes) : "memory");
-    }
-    // Until the bytes have come that were announced last; `parity` is 0 for the first time, 1 for the second, and so on.
-    __device__ void wait(int parity) {
+    __device__ void wait() {
         int done = 0;
         while (!done)
-            asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\tselp.b32 %0, 1, 0, p;\n\t}"
-                         : "=r"(done) : "r"(shared_address(this)), "r"(parity) : "memory");
+            asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0;\n\tselp.b32 %0, 1, 0, p;\n\t}"
+                         : "=r"(done) : "r"(shared_address(this)) : "memory");
     }
 };
 
@@ -36,11 +32,5 @@ __device__ inline unsigned in_other_block(const void* p, int block) {
 __device__ inline void store_async(unsigned to, float a, float b, unsigned barrier) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];"
                  :: "r"(to), "f"(a), "f"(b), "r"(barrier) : "memory");
-}
-
-// Start to copy `bytes` to shared memory, of which the barrier hears.
-__device__ inline void copy_async(void* to, const void* from, int bytes, ByteBarrier& barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                 :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(&barrier)) : "memory");
 }
 #endif

@@ -8,17 +8,13 @@ struct Share {
 
     // Thread t of `threads` takes every threads-th vector.  All loads are under way before the first is used.
     __device__ void load(const Row& row, int t, int threads) {
-        load(row.vector(0), row.vectors, t, threads);
-        extra = row.load_end(t);
-    }
-    __device__ void load(const uint4* vectors, int count, int t, int threads) {
         for (int i = 0; i < VECTORS; ++i) {
             const int k = t + i * threads;
             uint4 bytes = make_uint4(MINUS_INF, MINUS_INF, MINUS_INF, MINUS_INF);
-            if (k < count) bytes = vectors[k];
+            if (k < row.vectors) bytes = *row.vector(k);
             piece[i] = Piece(bytes);
         }
-        extra = NEG_INF;
+        extra = row.load_end(t);
     }
 
     // fmaxf drops a NaN.  That is allowed here: weigh() keeps it.
@@ -50,11 +46,8 @@ struct Share {
         return {m, d};
     }
 
-    // y, from the state of the row; `own` is the m that weigh() was given.  Of a block's own `count` vectors: from `first` on.
+    // y, from the state of the row; `own` is the m that weigh() was given.
     __device__ void store(const Row& row, int t, int threads, float own, State state) const {
-        store(row, 0, row.vectors, t, threads, own, state);
-    }
-    __device__ void store(const Row& row, int first, int count, int t, int threads, float own, State state) const {
 #ifdef LOG
         const Result result(state);
 #else
@@ -63,7 +56,7 @@ struct Share {
 #endif
         for (int i = 0; i < VECTORS; ++i) {
             const int k = t + i * threads;
-            if (k < count) row.store(first + k, piece[i].map(result));
+            if (k < row.vectors) row.store(k, piece[i].map(result));
         }
         row.store_end(t, result(extra));
     }

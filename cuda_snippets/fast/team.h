@@ -28,41 +28,30 @@ __shared__ ByteBarrier states_came;
 __device__ inline int block_of_team() { return __clusterRelativeBlockRank(); }
 // Nobody may write into the shared memory of a block that has not started: team_starts() ... team_has_started().
 __device__ inline void team_starts() {
-    if (threadIdx.x == 0) states_came.init(), states_came.expect(WARPS * sizeof(State));
+    if (threadIdx.x == 0) states_came.init(WARPS * sizeof(State));
     __cluster_barrier_arrive_relaxed();
 }
 __device__ inline void team_has_started() { __cluster_barrier_wait(); }
 #endif
 
-#if CLUSTER > 1
-// Each warp writes its state into partial[its number] of every block of the team, whose barriers hear of it.
-__device__ inline void send(State s, State* partial, ByteBarrier& came) {
-    const int lane = threadIdx.x % 32, warp = block_of_team() * (THREADS / 32) + threadIdx.x / 32;
-    if (lane < CLUSTER) store_async(in_other_block(partial + warp, lane), s.m, s.d, in_other_block(&came, lane));
-}
-#endif
-// The same, and returns when all have come.
+// Each warp writes its state into partial[its number] of every block of the team; returns when all have come.
 __device__ inline void exchange(State s, State* partial) {
-#if CLUSTER > 1
-    send(s, partial, states_came);
-    states_came.wait(0);
-#else
-    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = s;
+    const int lane = threadIdx.x % 32, warp = block_of_team() * (THREADS / 32) + threadIdx.x / 32;
+#if CLUSTER == 1
+    if (lane == 0) partial[warp] = s;
     __syncthreads();
+#else
+    if (lane < CLUSTER) store_async(in_other_block(partial + warp, lane), s.m, s.d, in_other_block(&states_came, lane));
+    states_came.wait();
 #endif
-}
-
-// The state of the team from those of its warps.
-__device__ inline State merged(const State* partial) {
-    constexpr int lanes = WARPS < 32 ? power_of_two(WARPS) : 32;
-    int i = threadIdx.x % lanes;
-    State s = i < WARPS ? partial[i] : EMPTY;
-    while ((i += lanes) < WARPS) s = join(s, partial[i]);
-    return join_lanes<lanes>(s);
 }
 
 // The state of the team, once in a kernel: `partial`, shared memory for WARPS states, is not written again.
 __device__ inline State join_team(State s, State* partial) {
+    constexpr int lanes = WARPS < 32 ? power_of_two(WARPS) : 32;
     exchange(join_lanes<32>(s), partial);
-    return merged(partial);
+    int i = threadIdx.x % lanes;
+    s = i < WARPS ? partial[i] : EMPTY;
+    while ((i += lanes) < WARPS) s = join(s, partial[i]);
+    return join_lanes<lanes>(s);
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 
 import numpy as np
@@ -80,12 +79,12 @@ SLACK = 4
 
 def _take(m, d, o, x, V):
     top = x.max()
-    if top > -np.inf and not top < m:
-        new = top + SLACK
-        shrink = 0.0 if m == -np.inf else np.exp2(m - new)
-        m, d, o = new, d * shrink, o * shrink
-    if m == -np.inf:
+    if top == -np.inf:
         return m, d, o
+    if top >= m:
+        new = top + SLACK
+        shrink = np.exp2(m - new)
+        m, d, o = new, d * shrink, o * shrink
     p = np.exp2(x - m)
     return m, d + p.sum(), o + p @ V
 
@@ -119,7 +118,7 @@ def _take_maximum(m, d, o, x, V):
         "If all of x lie below m, nothing happens to m: p = np.exp2(x - m), and d and o take it up as they are.",
         "Otherwise, and if no key has been seen, m becomes x.max() + 4. What was counted from the old m must shrink: d and o times "
         "np.exp2(old - new). From m = -inf that factor is 0.",
-        "If x holds nothing but -inf and m is still -inf, return the state as it is: -inf - -inf would be NaN.",
+        "If x holds nothing but -inf, return the state as it is: for a row that has seen no key, -inf - -inf would be NaN.",
     ),
     solution=_take,
     wrong={
@@ -183,21 +182,20 @@ def _compare_states(where, value, want, before, x):
 # --------------------------------------------------------------------------------------------- hopper-schedule
 
 
-def _longest_first(weights, blocks):
-    free, lists = [(0, b) for b in range(blocks)], [[] for _ in range(blocks)]
-    for item in sorted(range(len(weights)), key=lambda i: -weights[i]):
-        done, b = heapq.heappop(free)
-        lists[b].append(item)
-        heapq.heappush(free, (done + weights[item], b))
+def _dealt(order, weights, blocks):
+    lists, load = [[] for _ in range(blocks)], np.zeros(blocks)
+    for item in order:
+        lists[load.argmin()].append(item)
+        load[load.argmin()] += weights[item]
     return lists
 
 
-def _dealt(order, weights, blocks):
-    free, lists = [(0, b) for b in range(blocks)], [[] for _ in range(blocks)]
-    for item in order:
-        done, b = heapq.heappop(free)
+def _longest_first(weights, blocks):
+    lists, load = [[] for _ in range(blocks)], np.zeros(blocks)
+    for item in sorted(range(len(weights)), key=lambda i: -weights[i]):
+        b = load.argmin()
         lists[b].append(item)
-        heapq.heappush(free, (done + weights[item], b))
+        load[b] += weights[item]
     return lists
 
 
@@ -211,7 +209,7 @@ def _in_turn(weights, blocks):
     hints=(
         "Sort the items: sorted(range(len(weights)), key=lambda i: -weights[i]) keeps the order of items of equal weight.",
         "Keep for each block the sum of the weights that it has. The next item goes to the block with the smallest sum.",
-        "Of several blocks with the same sum take the first: sums.index(min(sums)) does.",
+        "If the sums are an array, sums.argmin() is that block, and of several the first.",
     ),
     solution=_longest_first,
     wrong={

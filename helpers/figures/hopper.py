@@ -103,17 +103,16 @@ def in_turn(D: int, keys: int = 128, consumers: int = 2, rounds: int = 3) -> lis
     return spans
 
 
-WAYS = {"in step, nothing overlaps in a warpgroup": lambda D: in_step(D, False),
-        "in step, a warpgroup overlaps": lambda D: in_step(D, True),
-        "a warpgroup overlaps, and they take turns": in_turn}
+WAYS = {"in step, no overlap": lambda D: in_step(D, False), "in step, overlap inside": lambda D: in_step(D, True),
+        "overlap inside, and turns": in_turn}
 
 
 def busy(D: int, way: str) -> float:
     """Share of the time for which the tensor cores are busy in the long run, by the budget alone."""
     tensor, powers = budget(D)
-    if way == "a warpgroup overlaps, and they take turns":
-        return tensor / max(tensor, powers, (tensor / 2 + powers) / 2)
-    return tensor / (tensor / 2 + max(tensor / 2, powers) if "a warpgroup overlaps" in way else tensor + powers)
+    clocks_a_key = {"in step, no overlap": tensor + powers, "in step, overlap inside": tensor / 2 + max(tensor / 2, powers),
+                    "overlap inside, and turns": max(tensor, powers, (tensor / 2 + powers) / 2)}
+    return tensor / clocks_a_key[way]
 
 
 def timeline() -> None:
@@ -131,7 +130,7 @@ def timeline() -> None:
             ax.set(ylim=(-0.55, 1.55), xlim=(0, 2560 if D == 64 else 4096), yticks=(1, 0),
                    yticklabels=("tensor cores", "powers of 2") if column == 0 else ("", ""))
             ax.grid(axis="y", visible=False)
-            ax.set_title(f"D = {D}, {way}: {busy(D, way):.0%}", fontsize=8.5)
+            ax.set_title(f"D = {D}, {way}: tensor cores busy {busy(D, way):.0%}", fontsize=8.5)
             said.append(f"D = {D}, {way}: tensor cores busy {busy(D, way):.0%}")
         axes[-1, column].set_xlabel("clocks, tiles of 128 keys; computed, not measured")
     show(fig, alt="Timelines of two warpgroups, blue and hatched orange, on the tensor cores and the unit for powers of 2, computed from "
