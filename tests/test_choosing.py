@@ -153,3 +153,39 @@ def test_exercises_use_the_limits_of_the_kernels():
     for N, size in ((57_344, 1), (200_000, 4), (458_752, 8)):                          # what the launcher would ask for fits as well
         p = fast.plan(fast.Way(N, "shared", threads=1024, cluster=size), 1000, N, "float32", True)
         assert p.shared_mem + 8 * 32 * size <= fast.MAX_SHARED and nb08._cluster(1000, N, 132) == size
+
+
+@pytest.fixture
+def with_families(made_up):
+    """`made_up`, and kernels alone: a block twice as slow as the warp at 128, level with it at 4,096, without room at 65,536."""
+    speeds = {"warp": {128: 4.0, 4096: 3.98}, "block": {128: 2.0, 4096: 4.0}, "cluster": {4096: 3.0, 65536: 4.0, 262144: 3.9}}
+    for dtype, (name, of) in itertools.product(choosing.DTYPES, speeds.items()):
+        made_up.rows.extend(row(f"family_{name}", N, dtype, tbs, kernel=name, cluster=1) for N, tbs in of.items())
+    for r in made_up.rows:
+        if r["name"] == "fast" and r["shape"][1] >= 65536:
+            r["kernel"] = "cluster"
+    made_up.rows.extend({"name": f"family_{name}_graph", "shape": [4, N], "dtype": "float32", "us": us, "cluster": 8}
+                        for name, N, us in (("block", 4096, 3.0), ("cluster", 4096, 2.0), ("cluster", 65536, 4.0)))
+    return made_up
+
+
+def test_each_kernel_alone(with_families, shown):
+    alts, tables = shown
+    choosing.alone(with_families)
+    choosing.winners(with_families)
+    choosing.borders(with_families)
+    choosing.alone_few(with_families)
+    winners, borders, few = tables
+    assert "fp32, block: 2.00 at 128, 4.00 at 4,096" in alts[0] and "cluster gets rows of at most 524,288" in alts[0]
+    assert "| warp | • **4.00** | **3.98** | – | – |" in winners and "| block | 2.00 | • **4.00** | – | – |" in winners
+    assert "| fp32: warp to block | 128 | 4.00, 2.00 | 4,096 | 3.98, 4.00 | 1.01× |" in borders
+    assert "| fp32: block to cluster | 4,096 | 4.00, 3.00 | 65,536 | –, 4.00 | no room before |" in borders
+    assert "| **block / cluster** | **1.5×** | – |" in few and "| `cluster` (blocks a row) | 2.00 (8) | 4.00 (8) |" in few
+
+
+def test_calls_are_counted_where_the_host_is_slower(made_up):
+    assert choosing.calls(made_up) == []                                  # in the made-up record graphs are as slow as plain calls
+    for r in made_up.rows:
+        if r["name"].endswith("_graph"):
+            r["us"] /= 2
+    assert choosing.calls(made_up)[0] == ["fp32", "4", "9.0", "18.0", "0.50 to 0.50"]
