@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 
 from .device import cp, on_gpu
-from .ladder import TYPES, kernel
+from .ladder import TYPES, check_array, kernel
 from .measure import ReadyLaunch
 
 MAX_SK = 2**30                          # keys have 32-bit numbers in the kernels
@@ -168,14 +168,7 @@ def _arrived(parts: int):
 
 
 def _check_array(name: str, array, ndims: tuple[int, ...]) -> None:
-    if not isinstance(array, cp.ndarray):
-        raise TypeError(f"{name} must be a cp array, got {type(array).__name__}: cp.asarray({name}) makes one")
-    if str(array.dtype) not in TYPES:
-        raise TypeError(f"{name} must be float32, float16 or bfloat16, got {array.dtype}")
-    if array.ndim not in ndims:
-        raise ValueError(f"{name} has shape {tuple(array.shape)}: q is [B, Hq, D] or [B, Hq, 1, D], k and v are [B, Hkv, Sk, D]")
-    if not array.flags.c_contiguous:
-        raise ValueError(f"{name} is not contiguous, and a kernel gets only a pointer: use cp.ascontiguousarray({name})")
+    check_array(name, array, ndims, "[B, Hq, D] or [B, Hq, 1, D]" if name == "q" else "[B, Hkv, Sk, D]", tuple(TYPES))
     if array.data.ptr % 16:
         raise ValueError(f"{name} does not start at a multiple of 16 bytes, as its 16-byte loads need: use {name}.copy()")
 

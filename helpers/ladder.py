@@ -251,7 +251,8 @@ def check_array(name: str, array, ndims: tuple[int, ...], shape: str, dtypes: tu
     if not isinstance(array, cp.ndarray):
         raise TypeError(f"{name} must be a cp array, got {type(array).__name__}: cp.asarray({name}) makes one")
     if array.dtype.name not in dtypes:
-        raise TypeError(f"{name} must be {' or '.join(dtypes)}, got {array.dtype}: use {name}.astype(cp.{dtypes[0]})")
+        allowed = " or ".join(filter(None, (", ".join(dtypes[:-1]), dtypes[-1])))
+        raise TypeError(f"{name} must be {allowed}, got {array.dtype}: use {name}.astype(cp.{dtypes[0]})")
     if array.ndim not in ndims:
         raise ValueError(f"{name} must have shape {shape}, got {tuple(array.shape)}: reshape it")
     if not array.flags.c_contiguous:

@@ -10,7 +10,7 @@ import numpy as np
 
 from .cpu_device.counters import Counters
 from .device import cp, on_gpu
-from .ladder import MAX_N, STEPS, TYPES, kernel, numpy_type
+from .ladder import MAX_N, STEPS, TYPES, check_array, kernel, numpy_type
 from .measure import ReadyLaunch
 
 MAX_K = 64
@@ -154,14 +154,7 @@ def launches(x, p, indices, lse, temperature: float = 1.0, variant: str = "auto"
 
 
 def _check(x, k, temperature, variant) -> None:
-    if not isinstance(x, cp.ndarray):
-        raise TypeError(f"x must be a cp array, got {type(x).__name__}: cp.asarray(x) makes one")
-    if str(x.dtype) not in TYPES:
-        raise TypeError(f"x must be float32, float16 or bfloat16, got {x.dtype}: use x.astype(cp.float32)")
-    if x.ndim != 2:
-        raise ValueError(f"x must have shape [M, N], got {tuple(x.shape)}: reshape it")
-    if not x.flags.c_contiguous:
-        raise ValueError("x is not contiguous, and a kernel gets only a pointer: use cp.ascontiguousarray(x)")
+    check_array("x", x, (2,), "[M, N]", tuple(TYPES))
     if isinstance(k, bool) or not isinstance(k, (int, np.integer)):
         raise TypeError(f"k must be an integer, got {type(k).__name__}")
     M, N = x.shape

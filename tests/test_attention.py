@@ -9,6 +9,7 @@ from itertools import product
 import ml_dtypes
 import numpy as np
 import pytest
+from test_kernels import memory_that_held_nan
 from test_nvrtc import compile_for, spills
 
 from helpers import cpu_device, reference, snippets
@@ -53,15 +54,7 @@ def qkv(dtype, Sq, Sk, D, B=1, Hq=2, Hkv=2, size=1.0):
 
 def run(step, q, k, v, bias=None, **how):
     """One call with memory that held NaN: (o, lse) as NumPy arrays, and nothing checked."""
-    empty = cp.empty
-
-    def nan_filled(shape, dtype):
-        array = empty(shape, dtype=dtype)
-        array.fill(NAN)
-        return array
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cp, "empty", nan_filled)
+    with memory_that_held_nan():
         o, lse = attention(*map(cp.asarray, (q, k, v)), step, bias=None if bias is None else cp.asarray(bias), **how)
     assert o.dtype == q.dtype and o.shape == q.shape and lse.dtype == np.float32 and lse.shape == q.shape[:-1]
     return cp.asnumpy(o), cp.asnumpy(lse)

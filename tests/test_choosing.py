@@ -35,13 +35,17 @@ def made_up():
     return Record({"device": "H200", "date": "today"}, rows, "made up")
 
 
-@pytest.fixture
-def shown(monkeypatch):
-    """(alt texts of the figures, texts of the tables) that were shown."""
+def collected(monkeypatch, module):
+    """(alt texts of the figures, texts of the tables) that `module` will show."""
     alts, tables = [], []
-    monkeypatch.setattr(choosing, "show", lambda fig, alt: (fig.canvas.draw(), alts.append(alt)))
+    monkeypatch.setattr(module, "show", lambda fig, alt: (fig.canvas.draw(), alts.append(alt)))
     monkeypatch.setattr(style, "display", lambda text: tables.append(text.data))
     return alts, tables
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    return collected(monkeypatch, choosing)
 
 
 def test_a_speed_is_that_of_one_row(made_up):

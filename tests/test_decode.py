@@ -295,7 +295,7 @@ Q, K = np.zeros((2, 4, 64), np.float32), np.zeros((2, 2, 10, 64), np.float32)
     (TypeError, "k must be a cp array, got list", lambda a: a | {"k": [1]}),
     (TypeError, "q must be float32, float16 or bfloat16, got float64", lambda a: a | {"q": a["q"].astype(np.float64)}),
     (TypeError, "q is float32 and v is float16", lambda a: a | {"v": a["v"].astype(np.float16)}),
-    (ValueError, "q has shape (8, 64)", lambda a: a | {"q": a["q"].reshape(8, 64)}),
+    (ValueError, "q must have shape [B, Hq, D] or [B, Hq, 1, D], got (8, 64)", lambda a: a | {"q": a["q"].reshape(8, 64)}),
     (ValueError, "q has 2 queries a head, and decode takes one", lambda a: a | {"q": a["q"].reshape(2, 2, 2, 64)}),
     (ValueError, "do not fit", lambda a: a | {"v": cp.zeros((2, 2, 9, 64), np.float32)}),
     (ValueError, "do not fit", lambda a: a | {"k": cp.zeros((1, 2, 10, 64), np.float32), "v": cp.zeros((1, 2, 10, 64), np.float32)}),

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from test_choosing import collected
 
 from helpers import record
 from helpers.exercises import nb_fastest_softmax
-from helpers.figures import fastest, style
+from helpers.figures import fastest
 from helpers.measure import Record
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,11 +22,7 @@ def tried():
 
 @pytest.fixture
 def shown(monkeypatch):
-    """(alt texts of the figures, texts of the tables) that were shown."""
-    alts, tables = [], []
-    monkeypatch.setattr(fastest, "show", lambda fig, alt: (fig.canvas.draw(), alts.append(alt)))
-    monkeypatch.setattr(style, "display", lambda text: tables.append(text.data))
-    return alts, tables
+    return collected(monkeypatch, fastest)
 
 
 def test_every_trial_has_a_copy_beside_it_and_a_speed_that_can_be(tried):

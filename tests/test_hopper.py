@@ -12,6 +12,7 @@ import hopper_emulator
 import numpy as np
 import pytest
 from test_attention import DTYPES, SHAPES, qkv, unfused
+from test_kernels import memory_that_held_nan
 from test_nvrtc import compile_for, spills
 
 from helpers import hopper, reference, snippets
@@ -57,17 +58,10 @@ def run(folder, monkeypatch):
     monkeypatch.setattr(hopper, "FEW_KEYS", 0)
     if not IS_HOPPER:
         return lambda step, q, k, v, **how: hopper_emulator.run(folder, q, k, v, step, **how)
-    empty = cp.empty
-
-    def nan_filled(shape, dtype):
-        array = empty(shape, dtype=dtype)
-        array.fill(NAN)
-        return array
-
-    monkeypatch.setattr(cp, "empty", nan_filled)
 
     def call(step, q, k, v, seed=0, **how):
-        return tuple(map(cp.asnumpy, hopper.attention(*map(cp.asarray, (q, k, v)), step, **how)))
+        with memory_that_held_nan():
+            return tuple(map(cp.asnumpy, hopper.attention(*map(cp.asarray, (q, k, v)), step, **how)))
 
     return call
 

@@ -3,6 +3,8 @@
 Runs on whichever device `cp` is.  Outputs are prefilled with NaN, and `reference.agrees` never lets a NaN pass.
 """
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -330,8 +332,9 @@ def unfused_float32(q, k, v, causal):
     return (p / np.where(d == 0, 1, d)) @ v
 
 
-def attend(step, q, k, v, causal=False):
-    """One launch through `attention`, with memory that held NaN; (o, lse) as NumPy arrays."""
+@contextmanager
+def memory_that_held_nan():
+    """`cp.empty` gives arrays full of NaN: what a kernel leaves out, or reads too early, shows."""
     empty = cp.empty
 
     def nan_filled(shape, dtype):
@@ -341,6 +344,12 @@ def attend(step, q, k, v, causal=False):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cp, "empty", nan_filled)
+        yield
+
+
+def attend(step, q, k, v, causal=False):
+    """One launch through `attention`, with memory that held NaN; (o, lse) as NumPy arrays."""
+    with memory_that_held_nan():
         arrays = (cp.asarray(np.ascontiguousarray(t, dtype=np.float32)) for t in (q, k, v))
         o, lse = attention(*arrays, step, causal)
     return cp.asnumpy(o), cp.asnumpy(lse)
