@@ -27,7 +27,8 @@ def program(folder: Path, step: str, tuning: hopper.Tuning, D: int, dtype: str, 
         source = snippets.load(chosen.file)
     finally:
         snippets.text = text
-    assert edit[0] in source, edit
+    if edit[0] not in source:
+        raise ValueError(f"the source has no {edit[0]!r} to replace")
     source = source.replace(*edit).replace("extern __shared__ __align__(1024) char bytes[];", "char* const bytes = cuda_dynamic_memory;")
     more = ", items, blocks" if step == hopper.BEST else ""
     source += f"""
