@@ -185,11 +185,19 @@ def schedule(sizes: Sizes, tuning: Tuning, causal: bool, blocks: int) -> np.ndar
 
 def item_weights(sizes: Sizes, tuning: Tuning, causal: bool) -> np.ndarray:
     """How long each item of a head takes: the tiles of its consumers' queries, averaged, and one tile's time for starting and writing."""
-    Q = 64 * tuning.consumers
-    first = -(-sizes.Sq // 64) * 64 - Q * (1 + np.arange(query_blocks(tuning, sizes)))[:, None] + 64 * np.arange(tuning.consumers)
+    return consumer_tiles(sizes, tuning, causal).mean(axis=1) + 1
+
+
+def consumer_tiles(sizes: Sizes, tuning: Tuning, causal: bool, from_the_end: bool = True) -> np.ndarray:
+    """Tiles that the 64 queries of each consumer of each block of a head need, int [blocks, consumers]; 0 where no queries are left.
+
+    The kernels count blocks from the last 64 queries backwards; `from_the_end` = False: what it would be from the first query on.
+    """
+    Q, blocks = 64 * tuning.consumers, np.arange(query_blocks(tuning, sizes))[:, None]
+    first = (-(-sizes.Sq // 64) * 64 - Q * (1 + blocks) if from_the_end else Q * blocks) + 64 * np.arange(tuning.consumers)
     keys = np.minimum(sizes.Sk, np.minimum(first + 64, sizes.Sq) + sizes.Sk - sizes.Sq) if causal else np.full_like(first, sizes.Sk)
     tiles = -(-np.maximum(keys, 0) // tuning.keys)
-    return np.where(first + 64 > 0, tiles, 0).mean(axis=1) + 1
+    return np.where((0 <= first) & (first < sizes.Sq), tiles, 0)
 
 
 @cache

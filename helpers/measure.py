@@ -97,7 +97,7 @@ def time_us(function, *, repeats: int = 50, warmup: int = 5, flush_l2=True) -> T
     """
     if not on_gpu:
         raise RuntimeError("times are measured on a GPU; without one, use record(topic) for the recorded results")
-    flush = flush_l2 if callable(flush_l2) else _write_past_the_l2() if flush_l2 else None
+    flush = flush_l2 if callable(flush_l2) else write_past_the_l2() if flush_l2 else None
     for _ in range(warmup):
         function()
     events = [(cp.cuda.Event(), cp.cuda.Event()) for _ in range(repeats)]
@@ -112,9 +112,14 @@ def time_us(function, *, repeats: int = 50, warmup: int = 5, flush_l2=True) -> T
     return Timing(float(np.median(times)), float(np.percentile(times, 10)), float(np.percentile(times, 90)), repeats)
 
 
-def _write_past_the_l2():
+def write_past_the_l2(times: int = 1):
+    """A function that writes 256 MB so many times: the L2 cache is overwritten, and the GPU busy for about 60 us a time."""
     scratch = cp.empty(256 << 20, dtype=cp.uint8)
-    return lambda: scratch.fill(1)
+
+    def write():
+        for _ in range(times):
+            scratch.fill(1)
+    return write
 
 
 def tbs(nbytes: int, us: float) -> float:

@@ -83,11 +83,10 @@ HOPPER_METRICS = ATTENTION_METRICS | {
 def cases() -> list[tuple[str, tuple]]:
     """(step, shape) of every launch, in order."""
     found = []
-    if "--attention" in sys.argv or "--hopper" in sys.argv:
-        shapes = [(64, 4096, 4096, D, causal) for D in (64, 128) for causal in (False, True)]
-        if "--hopper" in sys.argv:
-            return [(key, shape) for shape in shapes for key in hopper.STEPS]
-        return [(key, shape) for shape in shapes for key, step in STEPS.items() if key == "attention_tiled" or "bfloat16" in step.dtypes]
+    if topic() != "ncu":
+        steps = hopper.STEPS if topic() == "hopper-ncu" else [
+            key for key, step in STEPS.items() if key == "attention_tiled" or "bfloat16" in step.dtypes]
+        return [(key, (64, 4096, 4096, D, causal)) for D in (64, 128) for causal in (False, True) for key in steps]
     for key, step in STEPS.items():
         if step.dtypes != ("float32",):
             continue

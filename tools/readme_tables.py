@@ -11,12 +11,14 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from helpers.hopper import BEST
 from helpers.ladder import STEPS
 from helpers.measure import Record, record
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 PEERS = {"copy": "device copy", "torch": "`torch.softmax`", "compile": "`torch.compile`", "sdpa_math": "SDPA, math",
-         "sdpa_efficient": "SDPA, memory-efficient", "sdpa_flash": "SDPA, FlashAttention-2", "sdpa_cudnn": "SDPA, cuDNN"}
+         "sdpa_efficient": "SDPA, memory-efficient", "sdpa_flash": "SDPA, FlashAttention-2", "sdpa_cudnn": "SDPA, cuDNN",
+         "fa4": "FlashAttention-4"}
 
 
 def ladders() -> str:
@@ -86,11 +88,11 @@ def hopper() -> str:
     lines = ["| bfloat16, B·S = 16,384, 16 heads, TFLOP/s full / causal | "
              + " | ".join(f"D = {D}, S = {S:,}" for _, _, S, _, D, causal in cases if not causal) + " |"]
     lines.append("|---" * (len(cases) // 2 + 1) + "|")
-    for name, title in (("hopper_persistent", "**this course**"), ("fa4", "FlashAttention-4"), ("sdpa_cudnn", PEERS["sdpa_cudnn"]),
-                        ("sdpa_flash", PEERS["sdpa_flash"])):
+    titles = {BEST: "**this course**"} | PEERS
+    for name in (BEST, "fa4", "sdpa_cudnn", "sdpa_flash"):
         tflops = {tuple(r["shape"]): r["tflops"] for r in rows.rows if r["name"] == name and r["us"]}
         both = [[f"{tflops[*case[:5], causal]:.0f}" for causal in (False, True)] for case in cases if not case[5]]
-        lines.append(f"| {title} | " + " | ".join(" / ".join(pair) for pair in both) + " |")
+        lines.append(f"| {titles[name]} | " + " | ".join(" / ".join(pair) for pair in both) + " |")
     return "\n".join([*lines, "", _sentence(rows)])
 
 

@@ -9,11 +9,9 @@ import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 
-import numpy as np
-
 from ..device import cp
 from ..hopper import BEST, HEAD_DIMENSIONS, KEYS, MAX_SHARED, STEPS, Tuning, compiled, ready
-from ..measure import time_us
+from ..measure import time_us, write_past_the_l2
 from . import peer_module, peer_row, row, write
 
 B_TIMES_S, H = 16_384, 16
@@ -28,7 +26,8 @@ def rows() -> list[dict]:
 
 
 def _rows(S: int, D: int) -> list[dict]:
-    tensors, found, flush = _inputs(S, D), [], _long_flush()
+    tensors, found = _inputs(S, D), []
+    flush = write_past_the_l2(4)                    # long enough for a peer's Python code to have launched its kernel when the clock starts
     arrays = [cp.from_dlpack(t) for t in tensors]
     for causal in (False, True):
         shape, operations = (B_TIMES_S // S, H, S, S, D, causal), _operations(S, D, causal)
@@ -39,16 +38,6 @@ def _rows(S: int, D: int) -> list[dict]:
         for name, call in _peers(*tensors, causal).items():
             found.append(peer_row("hopper", name, shape, "bfloat16", call, flush_l2=flush, tflops=operations))
     return found
-
-
-def _long_flush():
-    """Overwrites the L2 cache four times: long enough for a peer's Python code to have launched its kernel when the clock starts."""
-    scratch = cp.empty(256 << 20, dtype=np.uint8)
-
-    def flush():
-        for _ in range(4):
-            scratch.fill(1)
-    return flush
 
 
 def _operations(S: int, D: int, causal: bool) -> float:
@@ -86,12 +75,12 @@ def _peers(q, k, v, causal: bool) -> dict:
 
 def fitting(D: int) -> list[Tuning]:
     """Tunings of the last step whose tiles fit the shared memory and whose O, S and P fit the registers."""
-    ways = [(False, False, False), (True, False, False), (True, True, False), (True, True, True)]       # lazy, overlap, turns
+    ways = [(False, False, False), (True, False, False), (True, True, False), (True, True, True)]
     found = []
-    for consumers, keys, way, by_fma in product((2, 3, 4), KEYS, ways, (0, 1) if D == 64 else (0,)):
+    for consumers, keys, (lazy, overlap, turns), by_fma in product((2, 3, 4), KEYS, ways, (0, 1) if D == 64 else (0,)):
         most = max((s for s in range(2, 7) if Tuning(keys, consumers, s).shared_mem(D) <= MAX_SHARED), default=0)
-        if most and keys <= _most_keys(D, consumers, way[1]) and (way[0] or not by_fma):
-            found.append(Tuning(keys, consumers, min(most, 4), *way, by_fma))
+        if most and keys <= _most_keys(D, consumers, overlap) and (lazy or not by_fma):
+            found.append(Tuning(keys, consumers, min(most, 4), lazy, overlap, turns, by_fma))
     return found
 
 
@@ -113,12 +102,12 @@ def _compile(step: str, tuning: Tuning, D: int) -> None:
     compiled(step, tuning, D, "bfloat16", 1)
 
 
-def tunings(dimensions=HEAD_DIMENSIONS, lengths=LENGTHS, wanted=lambda tuning: True) -> None:
+def tunings() -> None:
     """Measure the last step with every tuning that fits, write the record …-hopper-tunings.json, and print the best of each case."""
-    every = [(tuning, D) for D in dimensions for tuning in fitting(D) if wanted(tuning)]
+    every = [(tuning, D) for D in HEAD_DIMENSIONS for tuning in fitting(D)]
     compile_all([(BEST, tuning, D) for tuning, D in every])
     found = []
-    for S, D in product(lengths, dimensions):
+    for S, D in product(LENGTHS, HEAD_DIMENSIONS):
         arrays = [cp.from_dlpack(t) for t in _inputs(S, D)]
         for causal in (False, True):
             of_case = [_tuning_row(arrays, S, D, causal, tuning) for tuning, d in every if d == D]

@@ -18,7 +18,7 @@ import numpy as np
 
 from .. import fast, reference
 from ..device import cp
-from ..measure import tbs
+from ..measure import tbs, write_past_the_l2
 from . import peer_module
 
 ELEMENTS = 2**27
@@ -154,13 +154,13 @@ def times_in_turn(functions: dict[str, Callable], before: dict[str, Callable], r
     The L2 cache is overwritten before each call.  The last two results of each are kept, so that outputs come to lie in three
     places: some are a few percent faster to write than others.  `before` names what is done, untimed, before some of them.
     """
-    scratch = cp.empty(256 << 20, dtype=cp.uint8)
+    flush = write_past_the_l2()
     events = {name: [(cp.cuda.Event(), cp.cuda.Event()) for _ in range(repeats)] for name in functions}
     results = {name: deque(maxlen=2) for name in functions}
     for i in range(-3, repeats):                                        # the first three turns warm up
         for name, function in functions.items():
             before.get(name, lambda: None)()
-            scratch.fill(1)
+            flush()
             start, end = events[name][i]
             start.record()
             result = function()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.patches import Rectangle
 
+from helpers.figures import tensor_cores
 from helpers.figures.style import BLACK, BLUE, CYCLE, GREEN, GREY, MARKERS, ORANGE, SKY, VERMILLION, YELLOW, new_figure, show, table
-from helpers.hopper import BEST, STEPS
+from helpers.hopper import BEST, STEPS, Sizes, Tuning, consumer_tiles
 
-PEERS = {"sdpa_cudnn": "SDPA, cuDNN", "fa4": "FlashAttention-4", "sdpa_flash": "SDPA, FlashAttention-2"}
+PEERS = {name: (tensor_cores.PEERS | {"fa4": "FlashAttention-4"})[name] for name in ("sdpa_cudnn", "fa4", "sdpa_flash")}
 SMS, TENSOR, POWERS = 132, 4096, 16                 # an H200: SMs; operations (bf16) and powers of 2 a clock, for each SM
 BH, S = 64, 4096                                    # of all counters
 
@@ -171,21 +172,12 @@ def swizzle() -> None:
 # ----------------------------------------------------------------------------------------- work of blocks
 
 
-def consumer_tiles(Sq: int, keys: int, consumers: int, from_the_end: bool) -> np.ndarray:
-    """Tiles that concern each consumer of each block of a causal head, Sq = Sk: [blocks, consumers].  0: it has no queries."""
-    Q, bands = 64 * consumers, -(-Sq // 64)
-    begin = bands * 64 - Q * (1 + np.arange(-(-bands // consumers))) if from_the_end else Q * np.arange(-(-bands // consumers))
-    first = begin[:, None] + 64 * np.arange(consumers)
-    tiles = -(-np.minimum(first + 64, Sq) // keys)
-    return np.where((first < 0) | (first >= Sq), 0, tiles)
-
-
 def countings(Sq: int = 1024, keys: int = 64, consumers: int = 3) -> None:
     """Tiles that consumers compute, and tiles for which they stand idle, in both countings."""
     fig, axes = new_figure(9.4, 3.2, cols=2, sharey=True)
     said = []
     for ax, from_the_end in zip(axes, (False, True), strict=True):
-        own = consumer_tiles(Sq, keys, consumers, from_the_end)
+        own = consumer_tiles(Sizes(1, 1, 1, Sq, Sq, 128), Tuning(keys, consumers), True, from_the_end)
         for b, tiles in enumerate(own):
             for c, mine in enumerate(tiles):
                 at, most = b * (consumers + 1) + c, tiles.max()
