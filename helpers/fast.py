@@ -9,8 +9,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import attrgetter
 from threading import get_ident
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,8 +18,10 @@ from .device import cp, on_gpu
 from .ladder import MAX_N, TYPES, allow_shared, kernel
 
 MAX_SHARED = 232_448            # bytes of shared memory that one block may have: 227 KB
+SMS = 132                       # multiprocessors of an H100 or H200
 L2_SHARE = 24 << 20            # bytes of input that are likely to stay in the L2 cache between two kernels
 _LARGE_CLUSTERS = 14            # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+_END, _BUFFER_POINTER, _BUFFER_SIZE = 0, 1, 2           # CU_LAUNCH_PARAM_...: the arguments of a launch as bytes one after the other
 _device: Callable[[], int] = cp.cuda.runtime.getDevice if on_gpu else lambda: 0     # the number of the present one
 
 
@@ -28,9 +30,9 @@ class Way:
     """A line of the table: rows of up to `max_n` elements, at least `min_rows` of them, are computed like this.
 
     `kernel` names a file of cuda_snippets/fast/.  `vectors` is how many pieces of 16 bytes a thread may hold, `threads` the size
-    of a block (0: as many as the row needs), `cluster` the blocks a row is spread over.  `ahead`: so many KB before a block's row
-    the L2 cache is asked for another.  `registers` that a thread may use, so that more blocks share a multiprocessor (0: what the
-    compiler likes; in a cluster, and there always if rows are not aligned, 32 more than what holds the row).
+    of a block (0: as many as the row needs), `cluster` the blocks a row is spread over.  `ahead`: so many KB for each multiprocessor
+    before a block's row the L2 cache is asked for another.  `registers` that a thread may use, so that more blocks share a
+    multiprocessor (0: what the compiler likes; in a cluster, and there always if rows are not aligned, 32 more than what holds the row).
     """
 
     max_n: int
@@ -43,24 +45,23 @@ class Way:
     registers: int = 0
 
 
-NEAR, FAR = 132 * 32, 132 * 64                       # KB ahead: 32 or 64 for each multiprocessor
 _FLOAT = (
     Way(128, "warp", vectors=1, threads=128),
     Way(256, "warp", vectors=2, threads=128),
     Way(512, "block", vectors=2),
-    Way(1_024, "block", vectors=2, ahead=NEAR),
-    Way(2_048, "block", vectors=6, ahead=NEAR),
-    Way(4_096, "block", min_rows=264, vectors=5, ahead=FAR),
+    Way(1_024, "block", vectors=2, ahead=32),
+    Way(2_048, "block", vectors=6, ahead=32),
+    Way(4_096, "block", min_rows=264, vectors=5, ahead=48),
     Way(4_096, "block", vectors=4),
-    Way(6_144, "block", vectors=6, ahead=NEAR),
-    Way(8_192, "block", vectors=2, ahead=NEAR),
-    Way(16_384, "block", min_rows=264, vectors=8, ahead=NEAR),
+    Way(6_144, "block", vectors=6, ahead=32),
+    Way(8_192, "block", vectors=2, ahead=32),
+    Way(16_384, "block", min_rows=264, vectors=8, ahead=16),
     Way(16_384, "cluster", min_rows=64, cluster=4, vectors=4),
     Way(16_384, "cluster", cluster=8, vectors=4),
-    Way(32_768, "block", min_rows=264, vectors=8),
+    Way(32_768, "cluster", min_rows=264, cluster=4, vectors=8, ahead=16),
     Way(32_768, "cluster", cluster=8, vectors=4),
-    Way(65_536, "cluster", cluster=16, vectors=8),
-    Way(524_288, "cluster", cluster=16, vectors=12),
+    Way(65_536, "cluster", cluster=16, vectors=8, ahead=32),
+    Way(524_288, "cluster", cluster=16, vectors=12, ahead=32),
     # clusters of 8 at most
     Way(262_144, "cluster", cluster=8, vectors=12),
     Way(458_752, "shared", cluster=8, threads=1024),
@@ -72,21 +73,21 @@ _FLOAT = (
 _TWO_BYTES = (
     Way(128, "warp", vectors=1, threads=128),
     Way(512, "warp", vectors=2, threads=128),
-    Way(1_024, "block", vectors=2),
-    Way(2_048, "block", vectors=4, ahead=NEAR),
-    Way(4_096, "block", min_rows=264, vectors=2, ahead=NEAR),
+    Way(1_024, "block", vectors=2, ahead=32),
+    Way(2_048, "block", vectors=4, ahead=32),
+    Way(4_096, "block", min_rows=264, vectors=2, ahead=32),
     Way(4_096, "block", vectors=2),
-    Way(8_192, "cluster", cluster=2, vectors=4, ahead=NEAR),
-    Way(16_384, "block", min_rows=264, vectors=2, ahead=NEAR, registers=32),
+    Way(8_192, "cluster", cluster=2, vectors=4, ahead=32),
+    Way(16_384, "block", min_rows=264, vectors=2, ahead=32, registers=32),
     Way(16_384, "cluster", min_rows=64, cluster=4, vectors=2),
     Way(16_384, "cluster", cluster=8, vectors=2),
-    Way(32_768, "cluster", min_rows=264, cluster=4, vectors=4, ahead=NEAR),
-    Way(65_536, "cluster", min_rows=264, cluster=8, vectors=8, ahead=NEAR // 2, registers=80),
+    Way(32_768, "cluster", min_rows=264, cluster=4, vectors=4, ahead=32),
+    Way(65_536, "cluster", min_rows=264, cluster=8, vectors=8, ahead=16, registers=80),
     Way(65_536, "cluster", min_rows=16, cluster=8, vectors=4),
     Way(65_536, "cluster", cluster=16, vectors=5),
-    Way(131_072, "cluster", min_rows=264, cluster=16, vectors=8, ahead=NEAR, registers=80),
+    Way(131_072, "cluster", min_rows=264, cluster=16, vectors=8, ahead=32, registers=80),
     Way(131_072, "cluster", min_rows=16, cluster=16, vectors=8, registers=80),
-    Way(262_144, "cluster", min_rows=264, cluster=16, vectors=8, ahead=NEAR, registers=80),
+    Way(262_144, "cluster", min_rows=264, cluster=16, vectors=8, ahead=32, registers=80),
     Way(262_144, "cluster", min_rows=16, cluster=16, vectors=8, registers=80),
     Way(524_288, "cluster", cluster=16, vectors=6),
     # clusters of 8 at most
@@ -147,12 +148,14 @@ def plan(w: Way, M: int, N: int, dtype: str, aligned: bool, log: bool = False) -
     pieces = _ceil_div(N, width)
     common = [*TYPES[dtype], *["-DALIGNED"] * aligned, *["-DLOG"] * log]
     macros, grid, threads, shared, parts = _LAUNCH[w.kernel](w, M, pieces, 1 if aligned else 2 * width - 2)
+    roomy = macros.get("VECTORS", 1) * width + 32                           # registers: what holds the row, and 32 more
+    limit = w.registers if aligned or w.kernel != "cluster" else 0
+    limit = limit or (roomy if w.kernel == "cluster" else 0)
+    blocks = max(1, 32 * _warps_that_fit(limit or roomy) // threads)        # of a multiprocessor
+    if limit:
+        macros["BLOCKS"] = blocks
     if w.ahead:
-        macros["AHEAD"] = _rounded(w.ahead * 1024 * width // (16 * N))
-    roomy = macros["VECTORS"] * width + 32 if w.kernel == "cluster" else 0
-    registers = w.registers if w.registers and (aligned or not roomy) else roomy
-    if registers:
-        macros["BLOCKS"] = max(1, 32 * _warps_that_fit(registers) // threads)
+        macros |= {"AHEAD": _rounded(SMS * w.ahead * 1024 * width // (16 * N)), "STARTED": SMS * blocks // w.cluster}
     macros = tuple(common + [f"-D{name}={value}" for name, value in macros.items()])
     return Plan(w.kernel, macros, grid, threads, shared, parts)
 
@@ -199,7 +202,26 @@ _LAUNCH: dict[str, Callable] = {"warp": _warp, "block": _block, "cluster": _bloc
 
 # ------------------------------------------------------------------------------------------------------- the call
 
-_launchers: dict[tuple, Callable] = {}
+
+class Ready(NamedTuple):
+    """A launch made beforehand, so that a call only writes the arrays' addresses into `arguments`, as bytes in the kernel's order.
+
+    `function` is the driver's handle, `extra` the address of what tells the driver where the bytes are.  RawKernel's own call looks more
+    up, and takes longer.  Without `arguments`, `function` is one of (x, out).
+    """
+
+    function: int | Callable
+    arguments: ctypes.Array | None = None
+    grid: int = 0
+    threads: int = 0
+    shared_mem: int = 0
+    extra: int = 0
+    keeps: tuple = ()
+
+
+_launches: dict[tuple, Ready] = {}
+if on_gpu:
+    _driver_launch, _stream = cp.cuda.driver.launchKernel, cp.cuda.get_current_stream
 
 
 def _array_maker() -> Callable:
@@ -218,7 +240,6 @@ def _array_maker() -> Callable:
 
 
 _new_array = _array_maker()
-_contiguous = attrgetter("_c_contiguous" if hasattr(cp.ndarray, "_c_contiguous") else "flags.c_contiguous")    # the first is quicker
 
 
 def softmax(x, out=None, log: bool = False):
@@ -230,18 +251,26 @@ def softmax(x, out=None, log: bool = False):
     the limit.
     """
     try:
-        shape, dtype, start = x.shape, x.dtype, x.data.ptr % 16
-        key = shape, dtype, _contiguous(x), start, log, _device(), get_ident()
+        shape, dtype, address = x.shape, x.dtype, x.data.ptr
+        key = shape, dtype, x._c_contiguous, address % 16, log, _device(), get_ident()
     except AttributeError:
+        if isinstance(x, cp.ndarray):
+            raise
         raise TypeError(f"x must be a cp array, got {type(x).__name__}: cp.asarray(x) makes one") from None
     if out is None:
-        out = _new_array(shape, dtype) if start == 0 else _empty_aligned_as(x)
+        out = _new_array(shape, dtype) if address % 16 == 0 else _empty_aligned_as(x)
     elif out is not x:
         key += _seen(x, out)
-    launch = _launchers.get(key)
-    if launch is None:
-        launch = _launchers[key] = _planned(x, out, log)
-    launch(x, out)
+    ready = _launches.get(key)
+    if ready is None:
+        ready = _launches[key] = _planned(x, out, log)
+    function, arguments, grid, threads, shared_mem, extra, _ = ready
+    if arguments is None:
+        function(x, out)
+    else:                                               # as _go, written out to save a call
+        arguments[0] = address
+        arguments[1] = out.data.ptr
+        _driver_launch(function, grid, 1, 1, threads, 1, 1, shared_mem, _stream().ptr, 0, extra)
     return out
 
 
@@ -251,11 +280,11 @@ def _seen(x, out) -> tuple:
         raise TypeError(f"out must be a cp array, got {type(out).__name__}")
     if 0 < abs(x.data.ptr - out.data.ptr) < x.nbytes:
         raise ValueError("out overlaps x: rows would be overwritten before they are read; pass out=x, or an array of its own")
-    return out.shape, out.dtype, _contiguous(out), out.data.ptr % 16
+    return out.shape, out.dtype, out._c_contiguous, out.data.ptr % 16
 
 
-def _planned(x, out, log: bool) -> Callable:
-    """Check `x` and `out`, and make a function of (x, out) that launches what the table says."""
+def _planned(x, out, log: bool) -> Ready:
+    """Check `x` and `out`, and make ready what the table says."""
     name = x.dtype.name
     if name not in WAYS:
         raise TypeError(f"x must be float32, float16 or bfloat16, got {name}: use x.astype(cp.float32)")
@@ -271,15 +300,20 @@ def _planned(x, out, log: bool) -> Callable:
     if N > MAX_N or M > 2**31 - 1:
         raise ValueError(f"{M:,} rows of {N:,}: the kernels count rows up to 2,147,483,647 and columns up to {MAX_N:,}; split x")
     if M == 0 or N == 0:
-        return lambda x, out: None
+        return Ready(lambda x, out: None)
     aligned = x.data.ptr % 16 == out.data.ptr % 16 == N * x.itemsize % 16 == 0
-    return launcher(plan(way(M, N, name), M, N, name, aligned, log), M, N, x.itemsize)
+    return _made_ready(plan(way(M, N, name), M, N, name, aligned, log), M, N, x.itemsize)
 
 
 def launcher(p: Plan, M: int, N: int, itemsize: int) -> Callable:
     """A function of (x, out), M rows of N elements each, that launches `p` on the present device and stream; for one thread."""
+    ready = _made_ready(p, M, N, itemsize)
+    return ready.function if ready.arguments is None else lambda x, out: _go(ready, _from(x), _from(out))
+
+
+def _made_ready(p: Plan, M: int, N: int, itemsize: int) -> Ready:
     if p.kernel == "split":
-        return _split_launcher(p, M, N, itemsize)
+        return Ready(_split_launcher(p, M, N, itemsize))
     return _ready(p.compiled()[0], p.grid, p.threads, p.shared_mem, 2, M, N)
 
 
@@ -290,40 +324,40 @@ def _split_launcher(p: Plan, M: int, N: int, itemsize: int) -> Callable:
     for first in range(0, M, at_once):
         rows = min(at_once, M - first)
         both = [_ready(k, rows * p.parts, p.threads, 0, arrays, p.parts, N) for k, arrays in zip(p.compiled(), (2, 3), strict=True)]
-        turns.append((slice(first, first + rows), both))
+        turns.append((first * N, *both))
 
     def launch(x, out):
-        x, out = x.reshape(M, N), out.reshape(M, N)
-        for rows, (states_of, write) in turns:
-            states = cp.ndarray((min(at_once, M) * p.parts, 2), np.float32)
-            states_of(x[rows], states)
-            write(x[rows], out[rows], states)
+        states = cp.ndarray((min(at_once, M) * p.parts, 2), np.float32)
+        for skip, states_of, write in turns:
+            _go(states_of, _from(x, skip), _from(states))
+            _go(write, _from(x, skip), _from(out, skip), _from(states))
     return launch
 
 
-def _ready(k, grid: int, threads: int, shared_mem: int, arrays: int, *sizes: int) -> Callable:
-    """A function of so many arrays that launches kernel `k` with them and `sizes`.
+def _from(array, skip: int = 0):
+    """What a kernel is given to begin at element `skip` of an array: an address on a GPU, a view on the CPU device."""
+    return array.data.ptr + skip * array.itemsize if on_gpu else array.reshape(-1)[skip:]
 
-    On a GPU it calls the driver with a list of arguments made beforehand, in which only the arrays' addresses are new: RawKernel's own
-    call looks more up and takes longer.
-    """
+
+def _go(ready: Ready, *given) -> None:
+    """Launch with arrays as `_from` gives them."""
+    if ready.arguments is None:
+        ready.function(*given)
+    else:
+        ready.arguments[:len(given)] = given
+        _driver_launch(ready.function, ready.grid, 1, 1, ready.threads, 1, 1, ready.shared_mem, _stream().ptr, 0, ready.extra)
+
+
+def _ready(k, grid: int, threads: int, shared_mem: int, arrays: int, first: int, second: int) -> Ready:
+    """The launch of kernel `k`, whose parameters are so many arrays and two ints."""
     if not on_gpu:
-        numbers = tuple(np.int32(n) for n in sizes)
-        return lambda *given: k((grid,), (threads,), (*given, *numbers), shared_mem=shared_mem)
-    arguments = (ctypes.c_uint64 * (arrays + len(sizes)))(*[0] * arrays, *sizes)
-    addresses = ctypes.addressof(arguments) + 8 * np.arange(len(arguments), dtype=np.uint64)
-    launch, function, stream, where = cp.cuda.driver.launchKernel, k.kernel, cp.cuda.get_current_stream, addresses.ctypes.data
-    number = function.ptr
-
-    def run(x, y, *more):
-        arguments[0] = x.data.ptr
-        arguments[1] = y.data.ptr
-        if more:
-            arguments[2] = more[0].data.ptr
-        launch(number, grid, 1, 1, threads, 1, 1, shared_mem, stream().ptr, where, 0)
-
-    run.keeps = function, addresses
-    return run
+        sizes = np.int32(first), np.int32(second)
+        return Ready(lambda *given: k((grid,), (threads,), (*given, *sizes), shared_mem=shared_mem))
+    arguments = (ctypes.c_uint64 * (arrays + 1))(*[0] * arrays, first | second << 32)
+    nbytes = ctypes.c_size_t(ctypes.sizeof(arguments))
+    extra = (ctypes.c_uint64 * 5)(_BUFFER_POINTER, ctypes.addressof(arguments), _BUFFER_SIZE, ctypes.addressof(nbytes), _END)
+    function = k.kernel
+    return Ready(function.ptr, arguments, grid, threads, shared_mem, ctypes.addressof(extra), (function, nbytes, extra))
 
 
 def _empty_aligned_as(x):

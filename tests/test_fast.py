@@ -192,7 +192,7 @@ def test_empty_result_without_a_launch(shape, monkeypatch):
 def test_rows_that_do_not_fit_the_cache_are_split_in_turns(monkeypatch):
     monkeypatch.setattr(fast, "L2_SHARE", 3 * 70_000 * 4)
     monkeypatch.setattr(fast, "WAYS", {"float32": (Way(MAX_N, "split", vectors=4, threads=512),)})
-    monkeypatch.setattr(fast, "_launchers", {})
+    monkeypatch.setattr(fast, "_launches", {})
     x = rng(3).normal(size=(7, 70_000)).astype(np.float32)
     assert right(cp.asnumpy(fast.softmax(cp.asarray(x))), x)
 

@@ -2,6 +2,7 @@
 //
 // -DVECTORS=...  pieces of 16 bytes a thread holds in registers.
 // -DAHEAD=...    rows ahead of the present one that a block asks the L2 cache for; 0: none.
+// -DSTARTED=...  rows that start together with the launch: their own blocks load them, so nobody else asks for them.
 // -DALIGNED      rows of x and y begin and end at multiples of 16 bytes.
 // -DLOG          y = (x - m) - log d instead of exp(x - m) / d.
 #pragma once
@@ -13,6 +14,9 @@
 #endif
 #ifndef AHEAD
 #define AHEAD 0
+#endif
+#ifndef STARTED
+#define STARTED 0
 #endif
 
 // A row cut at the multiples of 16 bytes: a head of 0 to WIDTH - 1 elements, vectors, a tail.  Head and tail are the ends.
@@ -46,9 +50,11 @@ struct Row {
     }
 };
 
-// Ask for a row to be brought to the L2 cache.  Block `block` of `blocks` asks for its part, with one instruction.
-__device__ inline void prefetch(const Row& row, int block, int blocks) {
+// Ask for a row, `number`, to be brought to the L2 cache.  Block `block` of `blocks` asks for its part, with one instruction.
+__device__ inline void prefetch(const T* x, T* y, long long number, int M, int N, int block, int blocks) {
 #if __CUDA_ARCH__ >= 900
+    if (number < STARTED || number >= M) return;
+    const Row row(x, y, number, N);
     const int first = (long long)row.vectors * block / blocks, last = (long long)row.vectors * (block + 1) / blocks;
     if (threadIdx.x == 0 && last > first)
         asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(row.vector(first)), "r"(16 * (last - first)));

@@ -151,10 +151,11 @@ def many_rows(case: Case) -> list[dict]:
 def times_in_turn(functions: dict[str, Callable], before: dict[str, Callable], repeats: int = 30) -> dict[str, np.ndarray]:
     """Microseconds of each call, the functions in turn, so that what changes with time changes for all.
 
-    The L2 cache is overwritten before each call.  The last two results of each are kept, so that outputs come to lie in three
-    places: some are a few percent faster to write than others.  `before` names what is done, untimed, before some of them.
+    The L2 cache is overwritten before each call, eight times: lines that a kernel asks to keep (`evict_last`, as those of torch.compile
+    do) outlive one, and whoever comes next has less cache.  The last two results of each are kept, so that outputs come to lie in three
+    places.  `before` names what is done, untimed, before some of them.
     """
-    flush = write_past_the_l2()
+    flush = write_past_the_l2(8)
     events = {name: [(cp.cuda.Event(), cp.cuda.Event()) for _ in range(repeats)] for name in functions}
     results = {name: deque(maxlen=2) for name in functions}
     for i in range(-3, repeats):                                        # the first three turns warm up

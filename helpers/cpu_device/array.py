@@ -44,6 +44,7 @@ class ndarray:
     itemsize = property(lambda self: self._host.itemsize)
     strides = property(lambda self: self._host.strides)
     flags = property(lambda self: self._host.flags)
+    _c_contiguous = property(lambda self: self._host.flags.c_contiguous)  # CuPy has it, too: quicker than flags
     T = property(lambda self: self._view(self._host.T))
 
     @property

@@ -188,7 +188,7 @@ def ways(dtype: str = "float32") -> None:
         held = "–" if w.kernel == "shared" else w.vectors
         threads = f"{w.threads:,}" if w.threads else "as the row needs"
         rows.append([w.kernel, f"{w.max_n:,}", f"{w.min_rows:,}" if w.min_rows else "any", w.cluster if w.cluster > 1 else "–", held,
-                     threads, f"{w.ahead // 132} KB" if w.ahead else "–"])
+                     threads, f"{w.ahead} KB" if w.ahead else "–"])
     table(["kernel", "N up to", "rows, at least", "cluster", "16-byte pieces a thread", "threads", "prefetch, for each SM"], rows)
 
 
