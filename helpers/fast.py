@@ -219,7 +219,7 @@ class Ready(NamedTuple):
     keeps: tuple = ()
 
 
-_launches: dict[tuple, Ready] = {}
+_launches: dict[tuple, tuple] = {}                       # what is ready, as plain tuples, which Python takes apart sooner
 if on_gpu:
     _driver_launch, _stream = cp.cuda.driver.launchKernel, cp.cuda.get_current_stream
 
@@ -263,7 +263,7 @@ def softmax(x, out=None, log: bool = False):
         key += _seen(x, out)
     ready = _launches.get(key)
     if ready is None:
-        ready = _launches[key] = _planned(x, out, log)
+        ready = _launches[key] = tuple(_planned(x, out, log))
     function, arguments, grid, threads, shared_mem, extra, _ = ready
     if arguments is None:
         function(x, out)

@@ -91,11 +91,11 @@ def peers(t, case: Case) -> dict[str, Callable]:
     if case.offset == 0 and (quack := peer_module("quack.softmax")):
         found["quack"] = lambda: quack.softmax(t)
     if case.offset == 0 and case.N in LENGTHS and not case.few:
-        torch._dynamo.reset()
-        compiled = torch.compile(lambda t: torch.softmax(t, -1), dynamic=False)
-        found["compile"] = lambda: compiled(t)
         if case.N <= 65536 and (triton := peer_module("helpers.bench.triton_softmax")):
             found["triton"] = lambda: triton.one_pass(t)
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda t: torch.softmax(t, -1), dynamic=False)
+        found["compile"] = lambda: compiled(t)                          # the last: what it leaves in L2 hardly changes a copy
     return found
 
 
@@ -139,21 +139,21 @@ def many_rows(case: Case) -> list[dict]:
     x, t = data(case)
     check(t, torch.from_dlpack(fast.softmax(x)))
     u, z = torch.empty_like(t), cp.from_dlpack(data(case)[1])
-    others = {"copy": lambda: u.copy_(t)} | peers(t, case)
+    copy, others = {"copy": lambda: u.copy_(t)}, peers(t, case)
     ours = {"fast": lambda: fast.softmax(x), "fast_log": lambda: fast.softmax(x, log=True), "fast_in_place": lambda: fast.softmax(z, out=z)}
-    functions = {name: f for name, f in (others | ours).items() if attempt(f, case) is not None}
+    functions = {name: f for name, f in (copy | ours | others).items() if attempt(f, case) is not None}
     kernel = fast.way(case.M, case.N, case.dtype).kernel
     times = times_in_turn(functions, before={"fast_in_place": lambda: cp.copyto(z, x)})
-    return [described(case, name, name in others, us, tbs=round(tbs(2 * x.nbytes, float(np.median(us))), 4), offset=case.offset,
-                      kernel=None if name in others else kernel) for name, us in times.items()]
+    return [described(case, name, name not in ours, us, tbs=round(tbs(2 * x.nbytes, float(np.median(us))), 4), offset=case.offset,
+                      kernel=kernel if name in ours else None) for name, us in times.items()]
 
 
 def times_in_turn(functions: dict[str, Callable], before: dict[str, Callable], repeats: int = 30) -> dict[str, np.ndarray]:
     """Microseconds of each call, the functions in turn, so that what changes with time changes for all.
 
-    The L2 cache is overwritten before each call, eight times: lines that a kernel asks to keep (`evict_last`, as those of torch.compile
-    do) outlive one, and whoever comes next has less cache.  The last two results of each are kept, so that outputs come to lie in three
-    places.  `before` names what is done, untimed, before some of them.
+    The L2 cache is overwritten before each call, eight times: lines that a kernel asks to keep (`evict_last`, as torch.compile's do)
+    survive it once, and whoever comes next has less cache.  The last two results of each are kept, so that outputs come to lie in
+    three places.  `before` names what is done, untimed, before some of them.
     """
     flush = write_past_the_l2(8)
     events = {name: [(cp.cuda.Event(), cp.cuda.Event()) for _ in range(repeats)] for name in functions}
@@ -214,7 +214,7 @@ def torch_graph_times(function: Callable, calls: int = 20, repeats: int = 15) ->
     return _replay_times(graph.replay, cp.cuda.Stream.null, calls, repeats)
 
 
-def plain_times(functions: dict[str, Callable], calls: int = 100, repeats: int = 25) -> dict[str, np.ndarray]:
+def plain_times(functions: dict[str, Callable], calls: int = 100, repeats: int = 50) -> dict[str, np.ndarray]:
     """Microseconds a call of calls launched one after the other: the host's time where it is longer than the GPU's.
 
     The functions in turn, because the host's speed changes from one moment to the next.
