@@ -164,6 +164,26 @@ def distance(record, N: int = 65_536) -> None:
     show(fig, alt=f"Share of the copy's speed over the prefetch distance, bf16. {'; '.join(told)}.")
 
 
+def starts(record, lengths=(131_072, 262_144)) -> None:
+    """Speed over the distance of the prefetch: asking for every row, and only for those that do not start with the launch."""
+    fig, axes = new_figure(9.6, 3.9, cols=2, sharey=True)
+    told = []
+    for ax, (dtype, (color, marker)) in zip(axes, LOOKS.items(), strict=True):
+        for N, line in zip(lengths, ("-", "--"), strict=True):
+            rows = trials(record, "5 started", N, dtype, kernel="cluster")
+            for filled, text in ((False, "every row asked for"), (True, "started rows not asked for")):
+                points = sorted((r.get("ahead_mb", 0), share(record, r)) for r in rows if "ahead_mb" not in r or ("started" in r) == filled)
+                ax.plot(*zip(*points, strict=True), color=color, marker=marker, linestyle=line, markerfacecolor=color if filled else "white",
+                        label=f"{N:,}, {text}")
+                told.append(f"{DTYPES[dtype]}, N = {N:,}, {text}: " + ", ".join(f"{mb:g} MB {s:.3f}" for mb, s in points))
+        ax.axhline(1, color=BLACK, linestyle=":", linewidth=1)
+        ax.set(xlabel="distance of the prefetch, MB of input", title=f"{DTYPES[dtype]} (H200, recorded)")
+        ax.legend(loc="lower left", fontsize=8.5)
+    axes[0].set_ylabel("share of the copy's speed")
+    axes[0].set_ylim(0.88, 1.03)
+    show(fig, alt=f"Share of the copy's speed over the prefetch distance. {'; '.join(told)}.")
+
+
 # ------------------------------------------------------------------------------------------------------- the sum
 
 
@@ -210,6 +230,41 @@ def end_times(record) -> None:
     show(fig, alt=f"Blocks that have ended over time in microseconds. {'; '.join(told)}.")
 
 
+# ----------------------------------------------------------------------------------------------- the neighbours
+
+ALONE = "nothing", 1                                     # what ran before, and how often 256 MB were written since
+AFTER = {"softmax": "softmax(x)", "cluster of 8, 256 threads of 4 pieces, asks 8.4 MB ahead": "8.4 MB ahead", "copy": "a copy"}
+
+
+def neighbour(record, what: str, N: int, before: str = "nothing", writes: int = 1) -> dict:
+    """The time of `what` in bf16 after `before` ran and 256 MB were written so many times."""
+    return record.find(part="5 neighbours", what=what, shape=(ELEMENTS // N, N), before=before, writes=writes)
+
+
+def slower(record, what: str, N: int, before: str, writes: int = 1) -> float:
+    """How many times as long `what` takes after `before`, as after nothing."""
+    return neighbour(record, what, N, before, writes)["us"] / neighbour(record, what, N, *ALONE)["us"]
+
+
+def neighbours(record) -> None:
+    """How much slower a kernel is after torch.compile's softmax, over the times that 256 MB were written in between."""
+    fig, ax = new_figure(8.4, 3.8)
+    told = []
+    cases = (("softmax", 8192, BLUE, "o"), ("softmax", 262_144, SKY, "s"),
+             ("cluster of 8, 256 threads of 4 pieces, asks 8.4 MB ahead", 65_536, VERMILLION, "^"), ("copy", 65_536, BLACK, "x"))
+    for what, N, color, marker in cases:
+        points = [(n, 100 * (slower(record, what, N, "torch.compile", n) - 1)) for n in (1, 2, 4, 8, 16)]
+        ax.plot(*zip(*points, strict=True), color=color, marker=marker, label=f"{AFTER[what]}, N = {N:,}")
+        told.append(f"{AFTER[what]}, N = {N:,}: " + ", ".join(f"{p:+.1f} % after {n}" for n, p in points))
+    ax.axhline(0, color=GREY, linewidth=1)
+    ax.set_xscale("log", base=2)
+    ax.set_xticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
+    ax.set(xlabel="times that 256 MB were written after torch.compile's softmax", ylabel="slower than after nothing, %",
+           title="Who was here before? bf16, $2^{27}$ elements (H200, recorded)")
+    ax.legend()
+    show(fig, alt=f"How much slower a kernel is after torch.compile's softmax. {'; '.join(told)}.")
+
+
 # ------------------------------------------------------------------------------------------------- what remains
 
 
@@ -228,14 +283,3 @@ def remaining(record) -> list[list[str]]:
             if ours / copy < goal(N) or ours / best < 0.99:
                 rows.append([f"{label}, N = {N:,}", f"{ours / copy:.3f}", f"{goal(N):.2f}", choosing.PEERS[peer], f"{ours / best:.3f}"])
     return rows
-
-
-def one_place(record, dtypes=("float16", "bfloat16"), least: int = 4096) -> None:
-    """Share of a copy: softmax(x) with a new y a call, y in place of x, and the same launch alone into one y; N from `least` on."""
-    rows = []
-    for dtype in dtypes:
-        took = choosing.choices(record, dtype)
-        for N in (N for N in choosing.lengths(record, dtype) if N >= least):
-            copy, *speeds = (choosing.speed(record, name, N, dtype) for name in ("copy", "fast", "fast_in_place", f"family_{took[N]}"))
-            rows.append([f"{DTYPES[dtype]}, N = {N:,}", *(f"{tbs / copy:.3f}" for tbs in speeds), f"{speeds[2] / speeds[0]:.3f}"])
-    table(["share of a copy", "softmax(x), a new y", "y in place of x", "alone, one y", "one y / new y"], rows)
