@@ -85,10 +85,7 @@ _TWO_BYTES = (
     Way(65_536, "cluster", min_rows=264, cluster=8, vectors=8, ahead=16, registers=80),
     Way(65_536, "cluster", min_rows=16, cluster=8, vectors=4),
     Way(65_536, "cluster", cluster=16, vectors=5),
-    Way(131_072, "cluster", min_rows=264, cluster=16, vectors=8, ahead=32, registers=80),
-    Way(131_072, "cluster", min_rows=16, cluster=16, vectors=8, registers=80),
-    Way(262_144, "cluster", min_rows=264, cluster=16, vectors=8, ahead=32, registers=80),
-    Way(262_144, "cluster", min_rows=16, cluster=16, vectors=8, registers=80),
+    Way(262_144, "cluster", min_rows=16, cluster=16, vectors=8, ahead=32, registers=80),
     Way(524_288, "cluster", cluster=16, vectors=6),
     # clusters of 8 at most
     Way(262_144, "cluster", cluster=8, vectors=4),
