@@ -6,13 +6,13 @@ import nbformat
 import pytest
 from test_choosing import collected
 
-from helpers import record
+from helpers import fast, record
 from helpers.exercises import nb_fastest_softmax
 from helpers.figures import fastest
 from helpers.measure import Record
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = {"1a", "1b", "2", "3", "3 bench", "4", "4 bench", "1 host", "2 host", "2 ends"}
+PARTS = {"1a", "1b", "2", "3", "3 bench", "4", "4 bench", "5 started", "5 meeting", "5 neighbours", "1 host", "2 host", "5 host", "2 ends"}
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +83,23 @@ def test_figures_say_what_the_record_says(tried, shown):
     assert "block 1 at 187" in alts[-1]
     fastest.sizes(tried, [fastest.cluster(tried, "3", 65_536, "bfloat16", (8, 128, 8))])
     assert "| 93 | 5 | 80 | 0.979 |" in tables[-1]
+    fastest.starts(tried)
+    all_asked, not_started = started(tried, 262_144, "bfloat16", 4.3)
+    assert f"bf16, N = 262,144, every row asked for: 0 MB 0.919, 2.2 MB 0.949, 3.2 MB 0.953, 4.3 MB {all_asked:.3f}" in alts[-1]
+    assert f"4.3 MB {not_started:.3f}" in alts[-1].split("bf16, N = 262,144, started rows not asked for")[1] and not_started > all_asked
+    fastest.neighbours(tried)
+    after = [fastest.slower(tried, "softmax", 8192, "torch.compile", n) for n in (1, 16)]
+    assert f"softmax(x), N = 8,192: {100 * (after[0] - 1):+.1f} % after 1" in alts[-1] and after[0] > 1.03 > 1.01 > after[1]
+    for what in ("softmax", "softmax in place"):
+        assert abs(fastest.slower(tried, what, 8192, "torch.softmax") - 1) < 0.01
+    with pytest.raises(KeyError, match="0 rows"):
+        fastest.neighbour(tried, "softmax", 4096)
+
+
+def started(tried, N, dtype, mb):
+    """Shares of the copy in run 5: every row asked for, and only those that do not start with the launch."""
+    rows = fastest.trials(tried, "5 started", N, dtype, ahead_mb=mb)
+    return [fastest.share(tried, next(r for r in rows if ("started" in r) == only)) for only in (False, True)]
 
 
 def test_what_remains_is_what_misses_the_goal():
@@ -117,6 +134,19 @@ def test_sentences_say_what_the_record_says(tried):
     driver = tried.find(part="1 host", name="the driver's launch alone")["host_us"]
     ratios = [host[n, "softmax(x)"] / host[n, "torch.softmax"] for n in (1, 2)]
     eight = fastest.cluster(tried, "3", 262_144, bf16, (16, 256, 8))
+    block = fastest.trials(tried, "5 started", 4096, fp32, started=660)[0]
+    gains = [max(map(float, (fastest.share(tried, r) for r in fastest.trials(tried, "5 started", n, fp32) if "started" in r)))
+             - fastest.share(tried, fastest.trials(tried, "5 started", n, fp32, kernel="cluster", ahead_mb=None)[0]) for n in (N, 262_144)]
+    longer = []
+    for n, dtype in ((N, bf16), (262_144, bf16), (262_144, fp32)):
+        met, line = (fastest.trials(tried, "5 meeting", n, dtype, kernel=kind)[0] for kind in ("memory", "table"))
+        longer.append(sum(sign * (132 * fastest.resident(r) // blocks) * r["us"] / (2**27 // n)
+                          for sign, r, blocks in ((1, met, met["blocks_a_row"]), (-1, line, line["cluster"]))))
+    far = "cluster of 8, 256 threads of 4 pieces, asks 8.4 MB ahead"
+    own, in_place, spoilt = (fastest.share(tried, fastest.neighbour(tried, what, 65_536, before))
+                             for what, before in ((far, "nothing"), ("the same in place", "nothing"), (far, "torch.compile")))
+    plan = fast.plan(fast.way(512, 262_144, bf16, 16), 512, 262_144, bf16, aligned=True)
+    macros = dict(m[2:].split("=") for m in plan.macros if "=" in m)
     limited = [fastest.share(tried, fastest.cluster(tried, "4", 262_144, bf16, (16, 256, 8), register_limit=n)) for n in (None, 80)]
     for sentence in (
         f"so the GPU holds {at_once} clusters at most",
@@ -133,5 +163,11 @@ def test_sentences_say_what_the_record_says(tried):
         f"| {limited[0]:.2f} to {limited[1]:.2f} at 262,144 (bf16) |",
         f"The {eight['registers']} registers of 8 pieces are 64 for elements and {eight['registers'] - 64} for the rest",
         f"| {ratios[0]:.1f} to {ratios[1]:.1f} times torch's call |",
+        f"{macros['STARTED']} clusters start at once (bf16, $N$ = 262,144), and each asks for the row {macros['AHEAD']} ahead. "
+        f"But {int(macros['STARTED']) - int(macros['AHEAD'])} of these rows",
+        f"Its {block['started']} blocks or more start with {block['started'] * 4096 * 4 / 1e6:.0f} MB of their own",
+        f"fp32 gains after all, {100 * gains[0]:.1f} % at 131,072 and {100 * gains[1]:.1f} % at 262,144",
+        f"each lives {min(longer):.1f} to {max(longer):.0f} µs longer",
+        f"In place does help at the edge of the cliff, by {100 * (in_place - own):.0f} %. The other {100 * (own - spoilt):.0f} %",
     ):
         assert sentence in text, sentence

@@ -173,8 +173,8 @@ def starts(record, lengths=(131_072, 262_144)) -> None:
             rows = trials(record, "5 started", N, dtype, kernel="cluster")
             for filled, text in ((False, "every row asked for"), (True, "started rows not asked for")):
                 points = sorted((r.get("ahead_mb", 0), share(record, r)) for r in rows if "ahead_mb" not in r or ("started" in r) == filled)
-                ax.plot(*zip(*points, strict=True), color=color, marker=marker, linestyle=line, markerfacecolor=color if filled else "white",
-                        label=f"{N:,}, {text}")
+                ax.plot(*zip(*points, strict=True), color=color, marker=marker, linestyle=line,
+                        markerfacecolor=color if filled else "white", label=f"{N:,}, {text}")
                 told.append(f"{DTYPES[dtype]}, N = {N:,}, {text}: " + ", ".join(f"{mb:g} MB {s:.3f}" for mb, s in points))
         ax.axhline(1, color=BLACK, linestyle=":", linewidth=1)
         ax.set(xlabel="distance of the prefetch, MB of input", title=f"{DTYPES[dtype]} (H200, recorded)")
