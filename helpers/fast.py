@@ -299,19 +299,19 @@ def _planned(x, out, log: bool) -> Ready:
     if M == 0 or N == 0:
         return Ready(lambda x, out: None)
     aligned = x.data.ptr % 16 == out.data.ptr % 16 == N * x.itemsize % 16 == 0
-    return _made_ready(plan(way(M, N, name), M, N, name, aligned, log), M, N, x.itemsize)
+    return _make_ready(plan(way(M, N, name), M, N, name, aligned, log), M, N, x.itemsize)
 
 
 def launcher(p: Plan, M: int, N: int, itemsize: int) -> Callable:
     """A function of (x, out), M rows of N elements each, that launches `p` on the present device and stream; for one thread."""
-    ready = _made_ready(p, M, N, itemsize)
+    ready = _make_ready(p, M, N, itemsize)
     return ready.function if ready.arguments is None else lambda x, out: _go(ready, _from(x), _from(out))
 
 
-def _made_ready(p: Plan, M: int, N: int, itemsize: int) -> Ready:
+def _make_ready(p: Plan, M: int, N: int, itemsize: int) -> Ready:
     if p.kernel == "split":
         return Ready(_split_launcher(p, M, N, itemsize))
-    return _ready(p.compiled()[0], p.grid, p.threads, p.shared_mem, 2, M, N)
+    return _one_kernel(p.compiled()[0], p.grid, p.threads, p.shared_mem, 2, M, N)
 
 
 def _split_launcher(p: Plan, M: int, N: int, itemsize: int) -> Callable:
@@ -320,7 +320,7 @@ def _split_launcher(p: Plan, M: int, N: int, itemsize: int) -> Callable:
     turns = []
     for first in range(0, M, at_once):
         rows = min(at_once, M - first)
-        both = [_ready(k, rows * p.parts, p.threads, 0, arrays, p.parts, N) for k, arrays in zip(p.compiled(), (2, 3), strict=True)]
+        both = [_one_kernel(k, rows * p.parts, p.threads, 0, arrays, p.parts, N) for k, arrays in zip(p.compiled(), (2, 3), strict=True)]
         turns.append((first * N, *both))
 
     def launch(x, out):
@@ -345,7 +345,7 @@ def _go(ready: Ready, *given) -> None:
         _driver_launch(ready.function, ready.grid, 1, 1, ready.threads, 1, 1, ready.shared_mem, _stream().ptr, 0, ready.extra)
 
 
-def _ready(k, grid: int, threads: int, shared_mem: int, arrays: int, first: int, second: int) -> Ready:
+def _one_kernel(k, grid: int, threads: int, shared_mem: int, arrays: int, first: int, second: int) -> Ready:
     """The launch of kernel `k`, whose parameters are so many arrays and two ints."""
     if not on_gpu:
         sizes = np.int32(first), np.int32(second)
