@@ -113,7 +113,10 @@ def time_us(function, *, repeats: int = 50, warmup: int = 5, flush_l2=True) -> T
 
 
 def write_past_the_l2(times: int = 1):
-    """A function that writes 256 MB so many times: the L2 cache is overwritten, and the GPU busy for about 60 us a time."""
+    """A function that writes 256 MB so many times: the L2 cache is overwritten, and the GPU busy for about 60 us a time.
+
+    Lines that a kernel asked to keep (`evict_last`, as in code of torch.compile) need about eight times: beyond/fastest_softmax.
+    """
     scratch = cp.empty(256 << 20, dtype=cp.uint8)
 
     def write():

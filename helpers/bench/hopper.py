@@ -13,10 +13,10 @@ from ..device import cp
 from ..hopper import BEST, HEAD_DIMENSIONS, KEYS, MAX_SHARED, STEPS, Tuning, compiled, ready
 from ..measure import time_us, write_past_the_l2
 from . import peer_module, peer_row, row, write
+from .attention import BACKENDS
 
 B_TIMES_S, H = 16_384, 16
 LENGTHS = (1024, 4096, 16_384)
-PEERS = {"sdpa_cudnn": "CUDNN_ATTENTION", "sdpa_flash": "FLASH_ATTENTION"}
 
 
 def rows() -> list[dict]:
@@ -63,7 +63,7 @@ def _peers(q, k, v, causal: bool) -> dict:
                 F.scaled_dot_product_attention(q, k, v, is_causal=causal)
         return call
 
-    calls = {name: sdpa(backend) for name, backend in PEERS.items()}
+    calls = {name: sdpa(BACKENDS[name]) for name in ("sdpa_cudnn", "sdpa_flash")}
     if fa4 := peer_module("flash_attn.cute.interface"):
         turned = [t.transpose(1, 2).contiguous() for t in (q, k, v)]
         calls["fa4"] = lambda: fa4.flash_attn_func(*turned, causal=causal)
