@@ -204,7 +204,8 @@ class Ready(NamedTuple):
     """A launch made beforehand, so that a call only writes the arrays' addresses into `arguments`, as bytes in the kernel's order.
 
     `function` is the driver's handle, `extra` the address of what tells the driver where the bytes are.  RawKernel's own call looks more
-    up, and takes longer.  Without `arguments`, `function` is one of (x, out).
+    up, and takes longer.  Each thread needs one of its own, since `arguments` is written before every launch.  Without `arguments`,
+    `function` is one of (x, out).
     """
 
     function: int | Callable
