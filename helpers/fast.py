@@ -146,8 +146,9 @@ def plan(w: Way, M: int, N: int, dtype: str, aligned: bool, log: bool = False) -
     common = [*TYPES[dtype], *["-DALIGNED"] * aligned, *["-DLOG"] * log]
     macros, grid, threads, shared, parts = _LAUNCH[w.kernel](w, M, pieces, 1 if aligned else 2 * width - 2)
     roomy = macros.get("VECTORS", 1) * width + 32                           # registers: what holds the row, and 32 more
-    limit = w.registers if aligned or w.kernel != "cluster" else 0
-    limit = limit or (roomy if w.kernel == "cluster" else 0)
+    limit = w.registers
+    if w.kernel == "cluster" and not (limit and aligned):
+        limit = roomy
     blocks = max(1, 32 * _warps_that_fit(limit or roomy) // threads)        # of a multiprocessor
     if limit:
         macros["BLOCKS"] = blocks

@@ -8,7 +8,7 @@ from test_choosing import collected
 
 from helpers import fast, record
 from helpers.exercises import nb_fastest_softmax
-from helpers.figures import fastest
+from helpers.figures import choosing, fastest
 from helpers.measure import Record
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -84,7 +84,7 @@ def test_figures_say_what_the_record_says(tried, shown):
     fastest.sizes(tried, [fastest.cluster(tried, "3", 65_536, "bfloat16", (8, 128, 8))])
     assert "| 93 | 5 | 80 | 0.979 |" in tables[-1]
     fastest.starts(tried)
-    all_asked, not_started = started(tried, 262_144, "bfloat16", 4.3)
+    all_asked, not_started = (fastest.share(tried, r) for r in fastest.started(tried, 262_144, "bfloat16", 4.3))
     assert f"bf16, N = 262,144, every row asked for: 0 MB 0.919, 2.2 MB 0.949, 3.2 MB 0.953, 4.3 MB {all_asked:.3f}" in alts[-1]
     assert f"4.3 MB {not_started:.3f}" in alts[-1].split("bf16, N = 262,144, started rows not asked for")[1] and not_started > all_asked
     fastest.neighbours(tried)
@@ -94,12 +94,6 @@ def test_figures_say_what_the_record_says(tried, shown):
         assert abs(fastest.slower(tried, what, 8192, "torch.softmax") - 1) < 0.01
     with pytest.raises(KeyError, match="0 rows"):
         fastest.neighbour(tried, "softmax", 4096)
-
-
-def started(tried, N, dtype, mb):
-    """Shares of the copy in run 5: every row asked for, and only those that do not start with the launch."""
-    rows = fastest.trials(tried, "5 started", N, dtype, ahead_mb=mb)
-    return [fastest.share(tried, next(r for r in rows if ("started" in r) == only)) for only in (False, True)]
 
 
 def test_what_remains_is_what_misses_the_goal():
@@ -121,7 +115,7 @@ def test_sentences_say_what_the_record_says(tried):
     def share(part, dtype, shape, **fields):
         return fastest.share(tried, fastest.cluster(tried, part, N, dtype, shape, **fields))
 
-    at_once = 132 * fastest.resident(fastest.cluster(tried, "2", N, bf16, shape)) // 16
+    at_once = fastest.at_once(fastest.cluster(tried, "2", N, bf16, shape))
     lives = [at_once * fastest.cluster(tried, part, N, bf16, shape, exchange=kind)["us"] / (2**27 // N)
              for part, kind in (("1a", "barrier"), ("1b", "bytes"))]
     flights = fastest.trials(tried, "2", 65_536, bf16, kernel="cluster", ahead_mb=None, blocks=None, local_bytes=None)
@@ -135,14 +129,13 @@ def test_sentences_say_what_the_record_says(tried):
     ratios = [host[n, "softmax(x)"] / host[n, "torch.softmax"] for n in (1, 2)]
     eight = fastest.cluster(tried, "3", 262_144, bf16, (16, 256, 8))
     block = fastest.trials(tried, "5 started", 4096, fp32, started=660)[0]
-    gains = [max(map(float, (fastest.share(tried, r) for r in fastest.trials(tried, "5 started", n, fp32) if "started" in r)))
+    gains = [max(fastest.share(tried, r) for r in fastest.trials(tried, "5 started", n, fp32) if "started" in r)
              - fastest.share(tried, fastest.trials(tried, "5 started", n, fp32, kernel="cluster", ahead_mb=None)[0]) for n in (N, 262_144)]
     longer = []
     for n, dtype in ((N, bf16), (262_144, bf16), (262_144, fp32)):
         met, line = (fastest.trials(tried, "5 meeting", n, dtype, kernel=kind)[0] for kind in ("memory", "table"))
-        longer.append(sum(sign * (132 * fastest.resident(r) // blocks) * r["us"] / (2**27 // n)
-                          for sign, r, blocks in ((1, met, met["blocks_a_row"]), (-1, line, line["cluster"]))))
-    far = "cluster of 8, 256 threads of 4 pieces, asks 8.4 MB ahead"
+        longer.append((fastest.at_once(met) * met["us"] - fastest.at_once(line) * line["us"]) / (2**27 // n))
+    far = fastest.FAR_AHEAD
     own, in_place, spoilt = (fastest.share(tried, fastest.neighbour(tried, what, 65_536, before))
                              for what, before in ((far, "nothing"), ("the same in place", "nothing"), (far, "torch.compile")))
     plan = fast.plan(fast.way(512, 262_144, bf16, 16), 512, 262_144, bf16, aligned=True)
@@ -171,3 +164,19 @@ def test_sentences_say_what_the_record_says(tried):
         f"In place does help at the edge of the cliff, by {100 * (in_place - own):.0f} %. The other {100 * (own - spoilt):.0f} %",
     ):
         assert sentence in text, sentence
+
+
+def test_sentences_about_calls_say_what_the_results_say():
+    """That softmax(x) is the faster call, by how much, and the one case in which its median is not."""
+    results = record("softmax")
+    text = {name: " ".join(" ".join(cell.source for cell in nbformat.read(ROOT / "notebooks" / name, as_version=4).cells).split())
+            for name in ("08_choosing_a_kernel.ipynb", "beyond/fastest_softmax.ipynb")}
+    ours, torch = ({(r["dtype"], *r["shape"]): r for r in results.rows if r["name"] == f"{name}_plain"} for name in ("fast", "torch"))
+    (case,) = (case for case in ours if ours[case]["us"] > torch[case]["us"])
+    assert case == ("bfloat16", 1, 16_384) and all(ours[case][percentile] < torch[case][percentile] for percentile in ("us_p10", "us_p90"))
+    fast_moment, slow_moment = ours[case]["us_p10"], int(ours[case]["us_p90"])
+    assert f"takes {fast_moment:.1f} µs in one moment and more than {slow_moment} in the next" in text["08_choosing_a_kernel.ipynb"]
+    others = Record(results.run, [r for r in results.rows if (r["dtype"], *r["shape"]) != case], results.file)
+    ratios = [float(number) for line in choosing.calls(others) for number in line[-1].split(" to ")]
+    by = f"It is, by {100 - 100 * max(ratios):.0f} to {100 - 100 * min(ratios):.0f} %, in all cases but one"
+    assert by in text["beyond/fastest_softmax.ipynb"]

@@ -11,7 +11,7 @@ softmax_block(const T* x, T* y, int M, int N) {
     __shared__ __align__(8) State partial[WARPS];
     const int t = threadIdx.x;
     const Row row(x, y, blockIdx.x, N);
-    if (AHEAD) prefetch(x, y, (long long)blockIdx.x + AHEAD, M, N, 0, 1);
+    if (AHEAD) prefetch(x, (long long)blockIdx.x + AHEAD, M, N, 0, 1);
 
     Share share;
     share.load(row, t, THREADS);

@@ -18,7 +18,7 @@ softmax_cluster(const T* x, T* y, int M, int N) {
     const long long number = blockIdx.x / CLUSTER;
     const Row row(x, y, number, N);
     team_starts();
-    if (AHEAD) prefetch(x, y, number + AHEAD, M, N, block_of_team(), CLUSTER);
+    if (AHEAD) prefetch(x, number + AHEAD, M, N, block_of_team(), CLUSTER);
 
     Share share;
     share.load(row, t, TEAM);

@@ -51,10 +51,10 @@ struct Row {
 };
 
 // Ask for a row, `number`, to be brought to the L2 cache.  Block `block` of `blocks` asks for its part, with one instruction.
-__device__ inline void prefetch(const T* x, T* y, long long number, int M, int N, int block, int blocks) {
+__device__ inline void prefetch(const T* x, long long number, int M, int N, int block, int blocks) {
 #if __CUDA_ARCH__ >= 900
     if (number < STARTED || number >= M) return;
-    const Row row(x, y, number, N);
+    const Row row(x, (T*)x, number, N);
     const int first = (long long)row.vectors * block / blocks, last = (long long)row.vectors * (block + 1) / blocks;
     if (threadIdx.x == 0 && last > first)
         asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(row.vector(first)), "r"(16 * (last - first)));

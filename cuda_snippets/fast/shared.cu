@@ -17,7 +17,7 @@ softmax_shared(const T* x, T* y, int M, int N) {
     const long long number = blockIdx.x / CLUSTER;
     const Row row(x, y, number, N);
     team_starts();
-    if (AHEAD) prefetch(x, y, number + AHEAD, M, N, block_of_team(), CLUSTER);
+    if (AHEAD) prefetch(x, number + AHEAD, M, N, block_of_team(), CLUSTER);
 
     int mine = threadIdx.x;
     for (int k = t; k < row.vectors; k += TEAM, mine += THREADS) __pipeline_memcpy_async(kept + mine, row.vector(k), 16);

@@ -54,6 +54,11 @@ def resident(row: dict) -> int:
     return min(REGISTERS // (row["threads"] * registers), THREADS // row["threads"], BLOCKS)
 
 
+def at_once(row: dict) -> int:
+    """Rows of a trial that 132 multiprocessors hold, each row in blocks of a cluster, or in `blocks_a_row` without one."""
+    return 132 * resident(row) // row.get("blocks_a_row", row.get("cluster"))
+
+
 def in_flight(row: dict) -> float:
     """KB that the blocks of one multiprocessor have asked for while all of them load."""
     return resident(row) * row["threads"] * row["vectors"] * 16 / 1024
@@ -164,6 +169,12 @@ def distance(record, N: int = 65_536) -> None:
     show(fig, alt=f"Share of the copy's speed over the prefetch distance, bf16. {'; '.join(told)}.")
 
 
+def started(record, N: int, dtype: str, mb: float) -> list[dict]:
+    """Two trials of run 5, `mb` MB ahead: every row is asked for, and only those that do not start with the launch."""
+    rows = trials(record, "5 started", N, dtype, ahead_mb=mb)
+    return [next(r for r in rows if ("started" in r) == only) for only in (False, True)]
+
+
 def starts(record, lengths=(131_072, 262_144)) -> None:
     """Speed over the distance of the prefetch: asking for every row, and only for those that do not start with the launch."""
     fig, axes = new_figure(9.6, 3.9, cols=2, sharey=True)
@@ -232,8 +243,7 @@ def end_times(record) -> None:
 
 # ----------------------------------------------------------------------------------------------- the neighbours
 
-ALONE = "nothing", 1                                     # what ran before, and how often 256 MB were written since
-AFTER = {"softmax": "softmax(x)", "cluster of 8, 256 threads of 4 pieces, asks 8.4 MB ahead": "8.4 MB ahead", "copy": "a copy"}
+FAR_AHEAD = "cluster of 8, 256 threads of 4 pieces, asks 8.4 MB ahead"
 
 
 def neighbour(record, what: str, N: int, before: str = "nothing", writes: int = 1) -> dict:
@@ -243,19 +253,19 @@ def neighbour(record, what: str, N: int, before: str = "nothing", writes: int = 
 
 def slower(record, what: str, N: int, before: str, writes: int = 1) -> float:
     """How many times as long `what` takes after `before`, as after nothing."""
-    return neighbour(record, what, N, before, writes)["us"] / neighbour(record, what, N, *ALONE)["us"]
+    return neighbour(record, what, N, before, writes)["us"] / neighbour(record, what, N)["us"]
 
 
 def neighbours(record) -> None:
     """How much slower a kernel is after torch.compile's softmax, over the times that 256 MB were written in between."""
     fig, ax = new_figure(8.4, 3.8)
     told = []
-    cases = (("softmax", 8192, BLUE, "o"), ("softmax", 262_144, SKY, "s"),
-             ("cluster of 8, 256 threads of 4 pieces, asks 8.4 MB ahead", 65_536, VERMILLION, "^"), ("copy", 65_536, BLACK, "x"))
-    for what, N, color, marker in cases:
+    cases = (("softmax", "softmax(x)", 8192, BLUE, "o"), ("softmax", "softmax(x)", 262_144, SKY, "s"),
+             (FAR_AHEAD, "8.4 MB ahead", 65_536, VERMILLION, "^"), ("copy", "a copy", 65_536, BLACK, "x"))
+    for what, label, N, color, marker in cases:
         points = [(n, 100 * (slower(record, what, N, "torch.compile", n) - 1)) for n in (1, 2, 4, 8, 16)]
-        ax.plot(*zip(*points, strict=True), color=color, marker=marker, label=f"{AFTER[what]}, N = {N:,}")
-        told.append(f"{AFTER[what]}, N = {N:,}: " + ", ".join(f"{p:+.1f} % after {n}" for n, p in points))
+        ax.plot(*zip(*points, strict=True), color=color, marker=marker, label=f"{label}, N = {N:,}")
+        told.append(f"{label}, N = {N:,}: " + ", ".join(f"{p:+.1f} % after {n}" for n, p in points))
     ax.axhline(0, color=GREY, linewidth=1)
     ax.set_xscale("log", base=2)
     ax.set_xticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
